@@ -1,0 +1,1 @@
+"""Model configs in Transformers' own format, shipped as data of `qwen_export.configs`."""

@@ -1,0 +1,1 @@
+"""Upstream patches: the few reversible replacements of upstream code that are active only while tracing."""

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Set up and test: lint, format, types, tests. `--full` adds the tests marked "full"; other words go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/setup.sh
+
+SELECT=(-m "not full")
+if [ "${1:-}" = "--full" ]; then
+    SELECT=()
+    shift
+fi
+
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+"$PYTHON" -m mypy
+"$PYTHON" -m pytest -n 2 --dist loadfile ${SELECT[@]+"${SELECT[@]}"} "$@"
