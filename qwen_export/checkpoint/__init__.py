@@ -1,0 +1,1 @@
+"""Reading checkpoints, and writing synthetic ones."""
