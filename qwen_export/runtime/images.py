@@ -1,7 +1,8 @@
 """Open images: the only place of the project where a picture is read.
 
 Whatever the file holds, an upright 8-bit RGB picture comes out: EXIF orientation applied, transparency composited on
-white, 16-bit greys scaled to 8 bits, CMYK, LAB and palettes converted, the first frame of an animation (with a warning).
+white, 16-bit greys scaled to 8 bits, CMYK, LAB and palettes converted, and of an animation the first frame, with a
+warning.
 """
 
 from __future__ import annotations

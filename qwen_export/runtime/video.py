@@ -219,7 +219,7 @@ def _patch_rows(frames: Frames, settings: VideoSettings) -> tuple[np.ndarray, tu
     patch, merge = settings.patch_size, settings.merge_size
     t, h, w = len(resized) // temporal, height // patch, width // patch
     rows = np.empty((t, h * w, 3 * temporal * patch * patch), dtype=np.float32)
-    mean, std = np.float32(settings.image_mean), np.float32(settings.image_std)
+    mean, std = np.array(settings.image_mean, np.float32), np.array(settings.image_std, np.float32)
     for step in range(t):
         group = np.stack([np.asarray(image, np.float32) for image in resized[step * temporal : (step + 1) * temporal]])
         group = (group * np.float32(settings.rescale_factor) - mean) / std

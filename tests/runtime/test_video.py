@@ -61,9 +61,8 @@ def moving_frames(count: int, width: int = 160, height: int = 128) -> list[Image
 
 def reference_rows(frames: list[Image.Image], settings: VideoSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
     video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2)
-    height, width = video_processing_qwen3_vl.smart_resize(
-        len(frames), video.shape[2], video.shape[3], 2, 32, settings.size["shortest_edge"], settings.size["longest_edge"]
-    )
+    limits = settings.size["shortest_edge"], settings.size["longest_edge"]
+    height, width = video_processing_qwen3_vl.smart_resize(len(frames), *video.shape[2:], 2, 32, *limits)
     resized = torch.nn.functional.interpolate(video.float(), (height, width), mode="bicubic", antialias=True)
     resized = resized.clamp(0, 255).round()
     mean, std = torch.tensor([0.5] * 3) * 255, torch.tensor([0.5] * 3) * 255
@@ -76,7 +75,8 @@ def test_sampling_equals_transformers():
     rng = random.Random(0)
     judge = SimpleNamespace(fps=2, min_frames=4, max_frames=768)
     for _ in range(400):
-        total, source, wanted = rng.randint(1, 3000), rng.choice([1, 2, 23.976, 24, 29.97, 60]), rng.choice([0.5, 1, 2, 5])
+        total, source = rng.randint(1, 3000), rng.choice([1, 2, 23.976, 24, 29.97, 60])
+        wanted = rng.choice([0.5, 1, 2, 5])
         expected = upstream("sample_frames")(judge, VideoMetadata(total_num_frames=total, fps=source), fps=wanted)
         assert sample_indices(total, source, wanted, SMALL) == expected.tolist()
 
@@ -102,7 +102,8 @@ def test_frame_size_equals_transformers():
 
 def test_defaults_equal_transformers():
     judge, ours = upstream_class(), VideoSettings(size={})
-    for name in ("patch_size", "temporal_patch_size", "merge_size", "min_frames", "max_frames", "fps", "max_video_tokens"):
+    names = ("patch_size", "temporal_patch_size", "merge_size", "min_frames", "max_frames", "fps", "max_video_tokens")
+    for name in names:
         assert getattr(ours, name) == vars(judge)[name], name
     assert list(ours.image_mean) == list(vars(judge)["image_mean"])
     assert not vars(judge)["cap_pixels_per_frame"]
