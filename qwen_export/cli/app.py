@@ -1,0 +1,62 @@
+"""The command list. Nothing heavy is imported here: `--help` must answer at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from qwen_export import __version__
+from qwen_export.cli import checkpoint_commands
+from qwen_export.cli.examples import epilog
+from qwen_export.cli.outcome import Outcome, command
+from qwen_export.cli.output import close_pipe, prepare_streams
+
+COMMANDS: dict[str, tuple[str, Callable[..., Outcome]]] = {
+    "synth": ("Checkpoints", checkpoint_commands.synth),
+}
+"""Command name -> help panel, body."""
+
+app = typer.Typer(
+    name="qwen-export",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Export dense Qwen3.5/3.6/3.8 vision-language checkpoints to ONNX in standard operators only.",
+    epilog="Every command's --help ends with examples to paste.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"qwen-export {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+for _name, (_panel, _body) in COMMANDS.items():
+    app.command(_name, epilog=epilog(_name), rich_help_panel=_panel)(command(_body))
+
+
+def run() -> None:
+    """Answer one command line and leave with its exit code."""
+    prepare_streams()
+    try:
+        app()
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            close_pipe(sys.stdout)

@@ -1,0 +1,121 @@
+"""Every option and argument of the command line, spelled once. A test freezes the list."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qwen_export.recipe import Recipe, read_recipe
+
+
+class Dtype(StrEnum):
+    """Model dtype; the names are those of `contract.DTYPES`."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+class Logits(StrEnum):
+    """Positions whose logits leave the decoder."""
+
+    last = "last"
+    all = "all"
+
+
+class Target(StrEnum):
+    """What the graphs are shaped for."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class Residual(StrEnum):
+    """dtype of the decoder's residual stream."""
+
+    model = "model"
+    float32 = "float32"
+
+
+class KvCache(StrEnum):
+    """Form of the KV cache."""
+
+    dynamic = "dynamic"
+    static = "static"
+
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR|HUB_ID|CONFIG",
+        help="Checkpoint folder or Hugging Face Hub id; with --graph-only a bare config.json will do.",
+    ),
+]
+SourceCheckpoint = Annotated[
+    str, typer.Option("--checkpoint", metavar="DIR|HUB_ID", help="Checkpoint folder or Hugging Face Hub id.")
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a Hub checkpoint.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="PKG", help="Package folder to write.")]
+ExistingPackage = Annotated[
+    Path, typer.Option("--output", "-o", metavar="PKG", help="Existing package whose component is replaced.")
+]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Model dtype of weights and activations.", show_default=Recipe.dtype)
+]
+LogitsOption = Annotated[
+    Logits | None,
+    typer.Option("--logits", help="Logits of the last position only, or of all.", show_default=Recipe.logits),
+]
+TargetOption = Annotated[
+    Target | None,
+    typer.Option("--target", help="cpu: smaller chunks, blocked vision attention.", show_default=Recipe.target),
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", metavar="FILE.toml", help="Recipe file; single options override it.")
+]
+ChunkSize = Annotated[
+    int | None,
+    typer.Option("--chunk-size", metavar="N", help="Tokens per chunk of the delta rule, a power of two."),
+]
+ResidualOption = Annotated[
+    Residual | None,
+    typer.Option("--residual", help="dtype of the decoder's residual stream.", show_default=Recipe.residual),
+]
+KvCacheOption = Annotated[
+    KvCache | None,
+    typer.Option("--kv-cache", help="Growing KV cache, or buffers of --max-length.", show_default=Recipe.kv_cache),
+]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", metavar="N", help="Length of a static KV cache in tokens.")
+]
+DecodeGraph = Annotated[
+    bool | None,
+    typer.Option("--decode-graph", metavar="", help="Also write a single-token decoder graph for CUDA graph capture."),
+]
+GraphOnly = Annotated[bool, typer.Option("--graph-only", metavar="", help="Write the graphs without weight data.")]
+AllowGraphOnly = Annotated[bool, typer.Option("--graph-only", metavar="", help="Accept a package without weight data.")]
+Deep = Annotated[bool, typer.Option("--deep", metavar="", help="Also hash every file and compare with the manifest.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing package.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="One JSON document on stdout, everything else on stderr.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", metavar="", help="Say more on stderr; show tracebacks.")]
+Package = Annotated[Path, typer.Argument(metavar="PKG", help="Package folder.", show_default=False)]
+
+
+def overrides(**given: object) -> dict[str, Any]:
+    """Recipe fields that were given on the command line, as plain values."""
+    return {
+        name: str(value) if isinstance(value, StrEnum) else value for name, value in given.items() if value is not None
+    }
+
+
+def effective_recipe(recipe_file: Path | None, given: dict[str, Any]) -> Recipe:
+    """The recipe of this call: defaults, then the file, then every option that was given."""
+    return read_recipe(recipe_file).with_overrides(given)
