@@ -26,7 +26,7 @@ STORY = {"export", "cli", "__init__", "__main__"}
 """Above the rooms: the story and the command line."""
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "stuff"}
 PASS_SECTIONS = ("Before", "After", "Why", "Numerics", "Declines")
-NOT_PASSES = {"__init__", "pipeline"}
+NOT_PASSES = {"__init__", "pipeline", "standard_ops"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 
