@@ -17,7 +17,7 @@ import numpy as np
 from qwen_export.checkpoint.inventory import Shapes
 from qwen_export.checkpoint.synth.assets import write_assets, write_json
 from qwen_export.checkpoint.synth.plan import num_bytes, shards, tensor_shapes
-from qwen_export.checkpoint.synth.weights import block, num_blocks
+from qwen_export.checkpoint.synth.weights import SyntheticWeights, num_blocks
 from qwen_export.errors import UsageError
 from qwen_export.model_config import parse_config
 
@@ -47,7 +47,7 @@ def synthesise(
     partial = parent / f".{output.name}.partial-{os.getpid()}"
     try:
         partial.mkdir(parents=True)
-        _write_weights(partial, shapes, seed, max_shard_bytes, progress)
+        _write_weights(partial, shapes, SyntheticWeights(facts, seed), max_shard_bytes, progress)
         write_assets(partial, facts)
         if output.exists():
             output.rmdir()
@@ -77,7 +77,7 @@ def _check_output(output: Path, size: int) -> Path:
 
 
 def _write_weights(
-    folder: Path, shapes: Shapes, seed: int, max_shard_bytes: int | None, progress: Progress | None
+    folder: Path, shapes: Shapes, weights: SyntheticWeights, max_shard_bytes: int | None, progress: Progress | None
 ) -> None:
     total = sum(map(num_bytes, shapes.values()))
     groups = shards(shapes, max_shard_bytes)
@@ -87,7 +87,7 @@ def _write_weights(
         name = f"model-{number:05}-of-{len(groups):05}.safetensors"
         with (folder / name).open("wb") as file:
             file.write(_header({key: shapes[key] for key in keys}))
-            for key, values in _generated(shapes, keys, seed):
+            for key, values in _generated(shapes, keys, weights):
                 file.write(values.data)
                 done += values.nbytes
                 if progress is not None:
@@ -110,7 +110,7 @@ def _header(shapes: Shapes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _generated(shapes: Shapes, keys: list[str], seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def _generated(shapes: Shapes, keys: list[str], weights: SyntheticWeights) -> Iterator[tuple[str, np.ndarray]]:
     """Blocks in order, drawn by a few threads that stay at most two blocks each ahead of the writer."""
     workers = min(os.cpu_count() or 1, 16)
     wanted = ((key, index) for key in keys for index in range(num_blocks(shapes[key])))
@@ -118,7 +118,7 @@ def _generated(shapes: Shapes, keys: list[str], seed: int) -> Iterator[tuple[str
     with ThreadPoolExecutor(workers) as pool:
         try:
             for key, index in wanted:
-                waiting.append((key, pool.submit(block, key, shapes[key], index, seed)))
+                waiting.append((key, pool.submit(weights.block, key, shapes[key], index)))
                 if len(waiting) > 2 * workers:
                     name, future = waiting.popleft()
                     yield name, future.result()
