@@ -1,0 +1,92 @@
+"""`--help`: fast, complete, and every option on a list that changes only on purpose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.main import get_command
+
+from qwen_export.cli.app import COMMANDS, app
+from qwen_export.cli.examples import EXAMPLES, LONGEST_LINE
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "onnxruntime",
+    "numpy",
+    "tokenizers",
+    "huggingface_hub",
+)
+
+OPTIONS = {
+    "synth": {"OUT", "--config", "--seed", "--plan", "--json", "--verbose"},
+}
+"""Frozen: an option is added here and in the documentation, or it belongs in the recipe file."""
+
+
+def help_of(*words: str, width: int = 80) -> str:
+    """What a user sees, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen_export", *words, "--help"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "COLUMNS": str(width), "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+        check=True,
+    )
+    return done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom qwen_export.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_help_answers_at_once() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        help_of()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.6, seconds
+
+
+def test_every_command_is_listed_with_examples() -> None:
+    listing = help_of()
+    assert set(EXAMPLES) == set(COMMANDS)
+    for name in COMMANDS:
+        assert f" {name} " in listing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_examples_on_unbroken_lines(name: str) -> None:
+    text = help_of(name)
+    lines = [line.strip() for line in text.splitlines()]
+    assert len(EXAMPLES[name]) >= 2
+    for example in EXAMPLES[name]:
+        assert len(example) <= LONGEST_LINE
+        assert example in lines, f"{example!r} is missing or broken in two"
+    assert [line for line in lines if line][-1] == EXAMPLES[name][-1]
+
+
+def test_the_list_of_options_is_frozen() -> None:
+    group = get_command(app)
+    assert set(group.commands) == set(COMMANDS)  # type: ignore[attr-defined]
+    found = {}
+    for name, one in group.commands.items():  # type: ignore[attr-defined]
+        options = {option for parameter in one.params for option in parameter.opts if option.startswith("--")}
+        arguments = {str(parameter.metavar) for parameter in one.params if not parameter.opts[0].startswith("-")}
+        found[name] = options | arguments
+    assert found == OPTIONS
