@@ -27,8 +27,15 @@ FLOAT = ir.DataType.FLOAT
 TO_THE_END = np.iinfo(np.int64).max
 
 
-def lower_gated_delta_net(model: ir.Model, chunk: int) -> int:
-    """Run the pass. `chunk`: tokens per chunk, a power of two. Returns the number of nodes lowered."""
+def lower_gated_delta_net(model: ir.Model, chunk: int, single_step: bool = False) -> int:
+    """Run the pass. Returns the number of nodes lowered.
+
+    Args:
+        chunk: tokens per chunk, a power of two.
+        single_step: for the graph that only ever sees one token: the step alone, without If.
+    """
+    if single_step:
+        return lower_nodes(model, "gated_delta_net", lambda ops, node: step(ops, _read(node)))
     return lower_nodes(model, "gated_delta_net", lambda ops, node: _lower(ops, node, chunk))
 
 
@@ -278,6 +285,4 @@ def _scan(ops: StandardOps, layer: Layer, carry: ir.Value, new: ir.Value) -> tup
         before = inner.Identity(state)
         return [(inner.Add(inner.MatMul(chunk_carry, before), chunk_new), FLOAT), (before, FLOAT)]
 
-    return ops.Scan(
-        layer.state, carry, new, outputs=2, body=ops.graph("carry_state", body, inputs), num_scan_inputs=2
-    )
+    return ops.Scan(layer.state, carry, new, outputs=2, body=ops.graph("carry_state", body, inputs), num_scan_inputs=2)

@@ -1,8 +1,9 @@
 """Lower `plan_step`: the flags, masks and indices that all layers of one call share.
 
-Before     single_step, token_mask, chunk_index, chunk_mask, unpadded, bias = plan_step(inputs_embeds, attention_mask)
+Before     single_step, token_mask, chunk_index, chunk_mask, unpadded, bias, kv_length = plan_step(embeds, mask)
 After      single_step  Equal(Shape(S), 1): shape arithmetic, kept on the host by ONNX Runtime, so `If` never waits
            unpadded     ReduceMin(mask) == 1
+           kv_length    the mask's length, or in the single-step graph the place of its last 1
            the rest     inside If(single_step) and If(unpadded): a decode step computes none of it
 Why        48 layers need the chunk masks and 16 the bias; an [S, T] bias must not exist when nothing is padded.
 Numerics   SAME: integers, and masks that are exactly 0 and 1.
@@ -22,15 +23,28 @@ MASKED = {ir.DataType.FLOAT: -3.4028234663852886e38, ir.DataType.FLOAT16: -65504
 """Bias of an invisible key: the most negative finite number of the dtype."""
 
 
-def lower_plan_step(model: ir.Model) -> int:
-    """Run the pass. Returns the number of nodes lowered."""
-    return lower_nodes(model, "plan_step", _lower)
+def lower_plan_step(model: ir.Model, single_step: bool = False) -> int:
+    """Run the pass. `single_step`: for the graph without If, whose mask has the cache's length. Returns the count."""
+    return lower_nodes(model, "plan_step", _lower_single_step if single_step else _lower)
+
+
+def _lower_single_step(ops: StandardOps, node: ir.Node) -> Sequence[ir.Value]:
+    embeds, mask = node.inputs
+    assert embeds is not None and mask is not None and embeds.dtype is not None
+    place = np.arange(1, node.attributes["max_length"].as_int() + 1, dtype=np.int64)
+    kv_length = ops.ReduceMax(ops.Mul(mask, place), ops.ints(1), keepdims=0)
+    yes = ops.Identity(np.array(True))
+    # never read: the single-step branches of the layers do not look at masks
+    unread = ops.Identity(np.ones((1, 1, 1, 1), NUMPY[embeds.dtype]))
+    chunk_mask = ops.Identity(np.ones((1, 1, 1), np.float32))
+    return yes, unread, ops.Identity(ops.ints(0)), chunk_mask, yes, unread, kv_length
 
 
 def _lower(ops: StandardOps, node: ir.Node) -> Sequence[ir.Value]:
     embeds, mask = node.inputs
     assert embeds is not None and mask is not None and embeds.dtype is not None
     chunk, dtype = node.attributes["chunk"].as_int(), embeds.dtype
+    max_length = node.attributes["max_length"].as_int()
     length = ops.Shape(embeds, start=1, end=2)
     single_step = ops.Equal(ops.Squeeze(length), np.int64(1))
     unpadded = ops.Equal(ops.ReduceMin(mask, keepdims=0), np.int64(1))
@@ -73,15 +87,19 @@ def _lower(ops: StandardOps, node: ir.Node) -> Sequence[ir.Value]:
         total = inner.Squeeze(inner.Shape(mask, start=1, end=2))
         key = inner.Range(np.int64(0), total, np.int64(1))
         query = inner.Slice(key, inner.Neg(length), inner.ints(np.iinfo(np.int64).max))
+        given = mask
+        if max_length:
+            key = inner.Identity(np.arange(max_length, dtype=np.int64))
+            # slots after the last token repeat its mask; causality hides them
+            given = inner.Gather(mask, inner.Min(key, inner.Sub(total, np.int64(1))), axis=1)
         causal = inner.LessOrEqual(key, inner.Unsqueeze(query, inner.ints(1)))
-        present = inner.Unsqueeze(inner.Equal(mask, np.int64(1)), inner.ints(1, 2))
+        present = inner.Unsqueeze(inner.Equal(given, np.int64(1)), inner.ints(1, 2))
         zero, masked = (np.array(v, dtype=NUMPY[dtype]) for v in (0.0, MASKED[dtype]))
         return [(inner.Where(inner.And(causal, present), zero, masked), dtype)]
 
-    attention_bias = ops.If(
-        unpadded, then_branch=ops.graph("no_bias", no_bias), else_branch=ops.graph("bias", bias)
-    )
-    return single_step, token_mask, chunk_index, chunk_mask, unpadded, attention_bias
+    attention_bias = ops.If(unpadded, then_branch=ops.graph("no_bias", no_bias), else_branch=ops.graph("bias", bias))
+    kv_length = ops.Expand(ops.Shape(mask, start=1, end=2), ops.Shape(mask, start=0, end=1))
+    return single_step, token_mask, chunk_index, chunk_mask, unpadded, attention_bias, kv_length
 
 
 def _ceil_div(ops: StandardOps, value: ir.Value, divisor: int) -> ir.Value:

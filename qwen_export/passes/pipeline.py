@@ -18,17 +18,20 @@ from qwen_export.passes.static_reshapes import static_reshapes
 from qwen_export.recipe import Recipe
 
 
-def lower(model: ir.Model, recipe: Recipe) -> None:
-    """Turn a traced piece into standard operators, in place."""
+def lower(model: ir.Model, recipe: Recipe, *, single_step: bool = False) -> None:
+    """Turn a traced piece into standard operators, in place.
+
+    Args: single_step: for the capturable decode graph, free of If, Scan and Loop.
+    """
     with _quiet():
         # first: lifts constants, turns SplitToSequence into Split and Slice chains into one
         optimizer.optimize_ir(model, num_iterations=2, onnx_shape_inference=False)
         # needs torch's shapes, which later passes drop; leaves Shape chains without readers
         static_reshapes(model)
         # the ideas, each independent of the others
-        lower_plan_step(model)
-        lower_gated_delta_net(model, recipe.effective_chunk_size)
-        lower_cached_attention(model)
+        lower_plan_step(model, single_step)
+        lower_gated_delta_net(model, recipe.effective_chunk_size, single_step)
+        lower_cached_attention(model, single_step)
         # repeated shape arithmetic of a piece, then everything nobody reads
         CommonSubexpressionEliminationPass()(model)
         RemoveUnusedNodesPass()(model)

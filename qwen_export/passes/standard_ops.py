@@ -103,9 +103,7 @@ def constant(array: np.ndarray, name: str) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
 
 
-def lower_nodes(
-    model: ir.Model, op_type: str, lowering: Callable[[StandardOps, ir.Node], Sequence[ir.Value]]
-) -> int:
+def lower_nodes(model: ir.Model, op_type: str, lowering: Callable[[StandardOps, ir.Node], Sequence[ir.Value]]) -> int:
     """Replace every `qwen_export::op_type` node by what `lowering` writes. Returns how many were replaced.
 
     Raises nothing of its own: a node the lowering cannot take is our fault and surfaces as its exception.

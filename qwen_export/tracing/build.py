@@ -50,69 +50,87 @@ class BuiltGraph:
     contract: GraphContract
 
 
+@dataclass(frozen=True)
+class Request:
+    """What to build: the arguments of `build_graph`, passed on to each piece."""
+
+    component: str
+    config: ModelConfig
+    recipe: Recipe
+    sizes: Mapping[str, int] | None
+    single_step: bool
+
+    def piece(self, piece: Piece, inputs: Sequence[TensorSpec], outputs: Sequence[str]) -> TracedPiece:
+        """Trace one piece and lower it to standard operators."""
+        model = trace(piece, inputs, outputs, sizes=self.sizes)
+        without_weight_data(model, piece.bindings, piece.constants)
+        lower(model, self.recipe, single_step=self.single_step)
+        return TracedPiece(model, piece.bindings)
+
+
 def build_graph(
-    component: str, config: ModelConfig, recipe: Recipe, *, sizes: Mapping[str, int] | None = None
+    component: str,
+    config: ModelConfig,
+    recipe: Recipe,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    single_step: bool = False,
 ) -> BuiltGraph:
     """Trace one component for a config. No weights are read.
 
     Args:
         component: `vision_encoder`, `embedding`, `decoder` or `text`.
         sizes: sample length per axis name, to show that they do not matter.
+        single_step: the decoder's capturable graph for one token, free of If, Scan and Loop (static cache only).
     """
     builders = {VISION_ENCODER: _vision_encoder, EMBEDDING: _embedding, DECODER: _decoder, TEXT: _decoder}
-    return builders[component](component, config, recipe, sizes)
+    return builders[component](Request(component, config, recipe, sizes, single_step))
 
 
-def _piece(
-    piece: Piece, inputs: Sequence[TensorSpec], outputs: Sequence[str], recipe: Recipe, sizes: Mapping[str, int] | None
-) -> TracedPiece:
-    model = trace(piece, inputs, outputs, sizes=sizes)
-    without_weight_data(model, piece.bindings, piece.constants)
-    lower(model, recipe)
-    return TracedPiece(model, piece.bindings)
-
-
-def _embedding(
-    component: str, config: ModelConfig, recipe: Recipe, sizes: Mapping[str, int] | None
-) -> BuiltGraph:
+def _embedding(request: Request) -> BuiltGraph:
     from qwen_export.wrappers.decoder import LANGUAGE_MODEL
     from qwen_export.wrappers.embedding import EmbeddingWrapper
     from qwen_export.wrappers.upstream import below, meta_ends
 
+    config, recipe = request.config, request.recipe
     contract = embedding_contract(config, recipe.tensor_dtype)
     table = {"embed_tokens.weight": below(meta_ends(config), LANGUAGE_MODEL)["embed_tokens.weight"]}
-    traced = _piece(EmbeddingWrapper(table, config, recipe), contract.inputs, ["inputs_embeds"], recipe, sizes)
+    traced = request.piece(EmbeddingWrapper(table, config, recipe), contract.inputs, ["inputs_embeds"])
     assembly = Assembly(contract)
     module = f"{LANGUAGE_MODEL}embed_tokens"
     outputs = assembly.stamp(traced.model.graph, assembly.inputs, traced.bindings, name="", module=module)
-    return BuiltGraph(component, assembly.finish(outputs, PRODUCER), assembly.bindings, contract)
+    return BuiltGraph(request.component, assembly.finish(outputs, PRODUCER), assembly.bindings, contract)
 
 
-def _decoder(component: str, config: ModelConfig, recipe: Recipe, sizes: Mapping[str, int] | None) -> BuiltGraph:
+def _decoder(request: Request) -> BuiltGraph:
     from qwen_export.wrappers.decoder import layer_prefix
     from qwen_export.wrappers.upstream import decoder_layer, decoder_pieces, meta_ends, meta_layer
 
-    dtype, text = recipe.tensor_dtype, config.text
+    config, recipe, dtype = request.config, request.recipe, request.recipe.tensor_dtype
     contract = decoder_contract(
-        config, dtype, component=component, logits=recipe.logits, max_length=recipe.static_length
+        config,
+        dtype,
+        component=request.component,
+        logits=recipe.logits,
+        max_length=recipe.static_length,
+        single_step=request.single_step,
     )
-    prelude, head = decoder_pieces(config, recipe, meta_ends(config), text=component == TEXT)
-    residual = TensorSpec("x", FLOAT32 if recipe.residual == "float32" else dtype, (BATCH, SEQUENCE, text.hidden_size))
-    shared = shared_specs(config, recipe)
+    prelude, head = decoder_pieces(config, recipe, meta_ends(config), text=request.component == TEXT)
+    residual, *shared = shared_specs(config, recipe, 1 if request.single_step else SEQUENCE)
     assembly = Assembly(contract)
-    start = _piece(prelude, contract.inputs[:3], [residual.name, *(s.name for s in shared)], recipe, sizes)
+    start = request.piece(prelude, contract.inputs[:3], [residual.name, *(s.name for s in shared)])
     x, *given = assembly.stamp(
         start.model.graph, assembly.inputs[:3], start.bindings, name="prelude.", module="model.language_model"
     )
-    carried = _by_layer(states(text, dtype, max_length=recipe.static_length))
+    carried = _by_layer(states(config.text, dtype, max_length=recipe.static_length))
     kinds: dict[str, tuple[int, TracedPiece]] = {}
     present: list[ir.Value] = []
-    for layer, kind in enumerate(text.layer_types):
+    for layer, kind in enumerate(config.text.layer_types):
         specs = [state.past for state in carried[layer]]
         if kind not in kinds:
             piece = decoder_layer(config, recipe, layer, meta_layer(config, layer))
             outputs = ["y", *(state.kind for state in carried[layer])]
-            kinds[kind] = layer, _piece(piece, [residual, *shared, *specs], outputs, recipe, sizes)
+            kinds[kind] = layer, request.piece(piece, [residual, *shared, *specs], outputs)
         first, traced = kinds[kind]
         old, new = layer_prefix(first), layer_prefix(layer)
         past = [value for value in assembly.inputs if value.name in {spec.name for spec in specs}]
@@ -124,24 +142,27 @@ def _decoder(component: str, config: ModelConfig, recipe: Recipe, sizes: Mapping
             module=new.removesuffix("."),
         )
         present += states_out
-    end = _piece(head, [residual], ["logits"], recipe, sizes)
+    end = request.piece(head, [residual], ["logits"])
     logits = assembly.stamp(end.model.graph, [x], end.bindings, name="head.", module="lm_head")
     model = assembly.finish([*logits, *present], PRODUCER)
-    return BuiltGraph(component, model, assembly.bindings, contract)
+    return BuiltGraph(request.component, model, assembly.bindings, contract)
 
 
-def shared_specs(config: ModelConfig, recipe: Recipe) -> list[TensorSpec]:
-    """The prelude's outputs after the hidden state: what every decoder layer is given."""
-    dtype, angles = recipe.tensor_dtype, (BATCH, SEQUENCE, config.text.rotary_dim // 2)
+def shared_specs(config: ModelConfig, recipe: Recipe, length: int | str = SEQUENCE) -> list[TensorSpec]:
+    """The prelude's outputs: the residual stream, then what every decoder layer is given. `length`: S."""
+    dtype, angles = recipe.tensor_dtype, (BATCH, length, config.text.rotary_dim // 2)
+    residual = FLOAT32 if recipe.residual == "float32" else dtype
     return [
+        TensorSpec("x", residual, (BATCH, length, config.text.hidden_size)),
         TensorSpec("cos", FLOAT32, angles),
         TensorSpec("sin", FLOAT32, angles),
         TensorSpec("single_step", "bool", ()),
-        TensorSpec("token_mask", dtype, (BATCH, SEQUENCE, 1)),
+        TensorSpec("token_mask", dtype, (BATCH, length, 1)),
         TensorSpec("chunk_index", INT64, ("chunk_slots",)),
         TensorSpec("chunk_mask", FLOAT32, (BATCH, "chunk_slots", 1)),
         TensorSpec("unpadded", "bool", ()),
-        TensorSpec("attention_bias", dtype, (BATCH, 1, SEQUENCE, TOTAL)),
+        TensorSpec("attention_bias", dtype, (BATCH, 1, length, recipe.static_length or TOTAL)),
+        TensorSpec("kv_length", INT64, (BATCH,)),
     ]
 
 
@@ -152,7 +173,5 @@ def _by_layer(carried: Sequence[StateSpec]) -> dict[int, list[StateSpec]]:
     return layers
 
 
-def _vision_encoder(
-    component: str, config: ModelConfig, recipe: Recipe, sizes: Mapping[str, int] | None
-) -> BuiltGraph:
+def _vision_encoder(request: Request) -> BuiltGraph:
     raise NotImplementedError

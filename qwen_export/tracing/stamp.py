@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from qwen_export.bindings import Binding
 from qwen_export.contract import IR_VERSION, OPSET, GraphContract, TensorSpec
@@ -78,7 +79,11 @@ class Assembly:
             value.shape = ir.Shape(spec.shape)
             value.type = ir.TensorType(_TYPES[spec.dtype])
             self._graph.outputs.append(value)
-        return ir.Model(self._graph, ir_version=IR_VERSION, producer_name=producer)
+        model = ir.Model(self._graph, ir_version=IR_VERSION, producer_name=producer)
+        # what no layer of this graph reads: the prelude plans for every kind of cache
+        RemoveUnusedNodesPass()(model)
+        return model
+
 
 _TYPES = {
     "float32": ir.DataType.FLOAT,

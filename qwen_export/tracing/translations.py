@@ -15,8 +15,8 @@ from onnxscript import values
 from qwen_export.wrappers import decoder_operators, vision_operators  # noqa: F401  (defines the operators)
 
 DOMAIN = "qwen_export"
-_ATTRIBUTES = {"int": onnx.defs.OpSchema.AttrType.INT, "float": onnx.defs.OpSchema.AttrType.FLOAT}
-_ATTRIBUTES["str"] = onnx.defs.OpSchema.AttrType.STRING
+_INT, _FLOAT = onnx.defs.OpSchema.AttrType.INT, onnx.defs.OpSchema.AttrType.FLOAT
+_ATTRIBUTES = {"int": _INT, "bool": _INT, "float": _FLOAT}
 
 
 def translation_table() -> dict[Callable, Callable]:
@@ -33,7 +33,10 @@ def _translation(name: str) -> Callable:
 
     def translate(*args, **kwargs):
         bound = dict(zip([arg.name for arg in schema.arguments], args, strict=False)) | kwargs
-        return op(*(bound[t] for t in tensors), **{a: bound[a] for a in attributes})
+        return op(
+            *(bound[t] for t in tensors),
+            **{a: int(bound[a]) if kind == "bool" else bound[a] for a, kind in attributes.items()},
+        )
 
     return translate
 
@@ -46,10 +49,10 @@ def _opaque(name: str, inputs: list[str], attributes: dict[str, str], num_output
         1,
         inputs=[parameter(x, f"T_{x}") for x in inputs],
         outputs=[parameter(f"out_{i}", f"T_out_{i}") for i in range(num_outputs)],
-        type_constraints=[
-            (f"T_{x}", list(_ANY), "") for x in [*inputs, *(f"out_{i}" for i in range(num_outputs))]
+        type_constraints=[(f"T_{x}", list(_ANY), "") for x in [*inputs, *(f"out_{i}" for i in range(num_outputs))]],
+        attributes=[
+            onnx.defs.OpSchema.Attribute(a, _ATTRIBUTES[kind], required=True) for a, kind in attributes.items()
         ],
-        attributes=[onnx.defs.OpSchema.Attribute(a, _ATTRIBUTES[kind], required=True) for a, kind in attributes.items()],
     )
     return values.Op(values.Opset(DOMAIN, 1), name, schema)
 

@@ -23,9 +23,6 @@ from qwen_export.wrappers.piece import Piece
 
 LANGUAGE_MODEL = "model.language_model."
 
-Plan = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""The outputs of `plan_step`."""
-
 
 def layer_prefix(layer: int) -> str:
     """Canonical checkpoint prefix of one decoder layer."""
@@ -56,7 +53,7 @@ class DecoderPrelude(Piece):
         Returns: hidden state [B, S, D], cos and sin [B, S, rotary/2] float32, then the plan.
         """
         embeds = F.embedding(tokens, self.embed_tokens) if hasattr(self, "embed_tokens") else tokens
-        plan = op.plan_step(embeds, attention_mask, self.recipe.effective_chunk_size, self.recipe.kv_cache)
+        plan = op.plan_step(embeds, attention_mask, self.recipe.effective_chunk_size, self.recipe.max_length)
         # angles in float32 from the integers: half precision loses whole radians at long positions
         angles = position_ids.index_select(0, self.position_axis).permute(1, 2, 0).float() * self.inv_freq
         hidden = embeds.float() if self.recipe.residual == "float32" else embeds
@@ -86,6 +83,7 @@ class DecoderLayer(Piece):
         self.config = config.text
         self.dtype = getattr(torch, recipe.tensor_dtype)
         self.stored = recipe.tensor_dtype
+        self.static = recipe.kv_cache == "static"
 
     def mlp_weights(self) -> None:
         """Declare the weights after the token mixer."""
@@ -125,9 +123,7 @@ class LinearLayer(DecoderLayer):
         # z, -b and a in one product: one launch for three, and one cast to float32
         zba = (Part(mixer + "in_proj_z.weight"), Part(mixer + "in_proj_b.weight", scale=-1.0))
         zba += (Part(mixer + "in_proj_a.weight"),)
-        self.weight(
-            "in_proj_zba", Binding(zba, self.stored, (hidden, text.value_dim + 2 * heads), transpose=True)
-        )
+        self.weight("in_proj_zba", Binding(zba, self.stored, (hidden, text.value_dim + 2 * heads), transpose=True))
         kernel = (text.conv_dim, text.linear_conv_kernel_dim)
         self.weight("conv", Binding((Part(mixer + "conv1d.weight"),), self.stored, kernel))
         zeros = Part(fill=0.0, count=heads)
@@ -150,6 +146,7 @@ class LinearLayer(DecoderLayer):
         chunk_mask: Tensor,
         unpadded: Tensor,
         attention_bias: Tensor,
+        kv_length: Tensor,
         conv_state: Tensor,
         recurrent_state: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,6 +210,7 @@ class FullLayer(DecoderLayer):
         chunk_mask: Tensor,
         unpadded: Tensor,
         attention_bias: Tensor,
+        kv_length: Tensor,
         past_key: Tensor,
         past_value: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,7 +227,7 @@ class FullLayer(DecoderLayer):
         ).to(self.dtype)
         query, key = qk.split([heads * width, kv_heads * width], dim=-1)
         mixed, present_key, present_value = op.cached_attention(
-            query, key, value, past_key, past_value, unpadded, attention_bias, heads, kv_heads
+            query, key, value, past_key, past_value, unpadded, attention_bias, kv_length, heads, kv_heads, self.static
         )
         x = x + ((mixed * gate.sigmoid()) @ self.o_proj).to(x.dtype)
         return self.mlp(x), present_key, present_value

@@ -17,15 +17,15 @@ L2_NORM_EPS = 1e-6
 
 @torch.library.custom_op("qwen_export::plan_step", mutates_args=())
 def plan_step(
-    inputs_embeds: Tensor, attention_mask: Tensor, chunk: int, kv_cache: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs_embeds: Tensor, attention_mask: Tensor, chunk: int, max_length: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What every layer of one call needs to know about it, computed once.
 
     Args:
         inputs_embeds: [B, S, D].
         attention_mask: [B, T] int64.
         chunk: tokens per chunk of the delta rule.
-        kv_cache: `dynamic` or `static`.
+        max_length: length L of a static KV cache; 0 for the growing one.
 
     Returns:
         single_step: bool scalar, S == 1.
@@ -33,7 +33,8 @@ def plan_step(
         chunk_index: [T'] int64, the token that fills each slot of whole chunks (the last one repeats).
         chunk_mask: [B, T', 1] float32; 0 at padding and at repeats.
         unpadded: bool scalar, no row has padding.
-        attention_bias: [B, 1, S, T] model dtype, 0 where visible; causal and padding together.
+        attention_bias: [B, 1, S, T or L] model dtype, 0 where visible; causal and padding together.
+        kv_length: [B] int64, tokens in the cache after this call (T); read by the static cache alone.
     """
     batch, length, _ = inputs_embeds.shape
     total = attention_mask.shape[1]
@@ -44,7 +45,9 @@ def plan_step(
     chunk_index = slots.clamp(max=length - 1)
     chunk_mask = token_mask.float()[:, chunk_index] * (slots < length)[None, :, None]
     query = torch.arange(total - length, total, device=device)[:, None]
-    visible = (torch.arange(total, device=device)[None] <= query) & (attention_mask[:, None, None, :] > 0)
+    key = torch.arange(max_length or total, device=device)
+    present = attention_mask[:, None, None, key.clamp(max=total - 1)] > 0
+    visible = (key[None] <= query) & present
     bias = torch.where(visible, 0.0, torch.finfo(inputs_embeds.dtype).min).to(inputs_embeds.dtype)
     return (
         torch.tensor(length == 1, device=device),
@@ -53,11 +56,12 @@ def plan_step(
         chunk_mask,
         attention_mask.min() == 1,
         bias,
+        torch.full((batch,), total, device=device),
     )
 
 
 @plan_step.register_fake
-def _(inputs_embeds, attention_mask, chunk, kv_cache):
+def _(inputs_embeds, attention_mask, chunk, max_length):
     batch, length, _ = inputs_embeds.shape
     padded = (length + chunk - 1) // chunk * chunk
     new = inputs_embeds.new_empty
@@ -67,7 +71,8 @@ def _(inputs_embeds, attention_mask, chunk, kv_cache):
         new((padded,), dtype=torch.int64),
         new((batch, padded, 1), dtype=torch.float32),
         new((), dtype=torch.bool),
-        new((batch, 1, length, attention_mask.shape[1])),
+        new((batch, 1, length, max_length or attention_mask.shape[1])),
+        new((batch,), dtype=torch.int64),
     )
 
 
@@ -113,9 +118,7 @@ def gated_delta_net(
     mixed = F.silu(F.conv1d(window.float(), conv_weight.float().unsqueeze(1), groups=channels)).transpose(1, 2)
     query, key, value = mixed.split([key_dim, key_dim, value_dim], dim=-1)
     group = value_heads // key_heads
-    query, key = (
-        _l2_norm(x.unflatten(-1, (key_heads, -1))).repeat_interleave(group, dim=2) for x in (query, key)
-    )
+    query, key = (_l2_norm(x.unflatten(-1, (key_heads, -1))).repeat_interleave(group, dim=2) for x in (query, key))
     value = value.unflatten(-1, (value_heads, -1))
     gate, rates = zba.float().split([value_dim, 2 * value_heads], dim=-1)
     log_beta, log_decay = (F.softplus(rates + gate_bias) * gate_scale).split(value_heads, dim=-1)
@@ -153,25 +156,26 @@ def cached_attention(
     past_value: Tensor,
     unpadded: Tensor,
     attention_bias: Tensor,
+    kv_length: Tensor,
     num_heads: int,
     kv_heads: int,
+    static: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention over the KV cache and the new tokens, grouped queries.
 
     Args:
-        query: [B, S, N*H]; key, value: [B, S, G*H]; past_key, past_value: [B, G, P, H].
-        unpadded, attention_bias: from `plan_step`.
+        query: [B, S, N*H]; key, value: [B, S, G*H]; past_key, past_value: [B, G, P, H], or [B, G, L, H] when static.
+        unpadded, attention_bias, kv_length: from `plan_step`.
+        static: write the new tokens into the past buffers at kv_length - S instead of growing them.
 
     Returns:
-        [B, S, N*H], present key and present value [B, G, P+S, H].
+        [B, S, N*H], present key and present value [B, G, P+S, H], or [B, G, L, H] when static.
     """
-
-    def heads(x: Tensor, count: int) -> Tensor:
-        return x.unflatten(-1, (count, -1)).transpose(1, 2)
-
-    keys = torch.cat([past_key, heads(key, kv_heads)], dim=2)
-    values = torch.cat([past_value, heads(value, kv_heads)], dim=2)
-    queries = heads(query, num_heads)
+    keys, values = (
+        _extend(past, new.unflatten(-1, (kv_heads, -1)).transpose(1, 2), kv_length, static)
+        for past, new in ((past_key, key), (past_value, value))
+    )
+    queries = query.unflatten(-1, (num_heads, -1)).transpose(1, 2)
     group = num_heads // kv_heads
     scores = queries @ keys.repeat_interleave(group, dim=1).transpose(2, 3) * queries.shape[-1] ** -0.5
     weights = (scores + attention_bias).softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -179,8 +183,17 @@ def cached_attention(
     return out.transpose(1, 2).flatten(2), keys, values
 
 
+def _extend(past: Tensor, new: Tensor, kv_length: Tensor, static: bool) -> Tensor:
+    if not static:
+        return torch.cat([past, new], dim=2)
+    end = int(kv_length[0])
+    out = past.clone()
+    out[:, :, end - new.shape[2] : end] = new
+    return out
+
+
 @cached_attention.register_fake
-def _(query, key, value, past_key, past_value, unpadded, attention_bias, num_heads, kv_heads):
+def _(query, key, value, past_key, past_value, unpadded, attention_bias, kv_length, num_heads, kv_heads, static):
     batch, heads, past, width = past_key.shape
-    shape = (batch, heads, past + query.shape[1], width)
+    shape = (batch, heads, past if static else past + query.shape[1], width)
     return torch.empty_like(query), past_key.new_empty(shape), past_value.new_empty(shape)
