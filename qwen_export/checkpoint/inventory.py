@@ -49,7 +49,7 @@ def expected_tensors(config: ModelConfig, components: Iterable[str]) -> Shapes:
 
 
 def mtp_tensors(config: ModelConfig, num_layers: int) -> Shapes:
-    """The multi-token-prediction tensors of the official checkpoints: fc, two norms before it, full layers, one norm."""
+    """The multi-token-prediction tensors of official checkpoints: fc, the two norms before it, layers, one norm."""
     text = config.text
     hidden = text.hidden_size
     out: Shapes = {
