@@ -3,8 +3,8 @@
 Before     out, conv_state', state' = gated_delta_net(qkv, zba, conv_state, state, plan..., weights...)
 After      If(single_step) { one step of the delta rule }
            else            { chunk matrices, batched; Scan that carries only the state: S' = M S + B; outputs, batched }
-Why        A loop over tokens is 10 to 20 times slower; an unrolled one freezes the length. Per chunk the Scan body is one
-           product and one sum, everything else runs over all chunks at once. `docs/design.md` has the derivation.
+Why        A loop over tokens is 10 to 20 times slower; an unrolled one freezes the length. Per chunk the Scan body is
+           one product and one sum, everything else runs over all chunks at once; docs/design.md has the derivation.
 Numerics   CHANGES ROUNDING: float32 inside. The triangular inverse is built by merging blocks, which stays exact to
            1e-6 on identical keys, where squaring the nilpotent matrix gives NaN.
 Declines   nothing; the wrapper writes one such node per Gated DeltaNet layer.
@@ -78,7 +78,7 @@ class Layer:
 
     @property
     def norm_eps(self) -> float:
-        """Queries keep unit length here; upstream divides them by sqrt(Dk). RMS norm undoes any factor but in epsilon."""
+        """Upstream divides queries by sqrt(Dk), here they keep unit length: RMS norm undoes it but for epsilon."""
         return self.eps * self.key_width
 
 

@@ -70,7 +70,7 @@ def _rotated(
 def _block_by_block(
     ops: StandardOps, rows: Sequence[ir.Value], plan: Sequence[ir.Value | None], heads: Heads
 ) -> ir.Value:
-    """All query blocks [Q, 1, W, C]; keys and values are outer values of the body."""
+    """All query blocks [Q, W, C]; keys and values are outer values of the body."""
     query, key, value = rows
     int64 = ir.TensorType(ir.DataType.INT64)
     wanted, start, count = (
@@ -83,7 +83,8 @@ def _block_by_block(
         end = inner.Add(begin, count)
         keys, values = (inner.Slice(x, begin, end, inner.ints(1)) for x in (key, value))
         mixed = inner.Attention(inner.Gather(query, wanted, axis=1), keys, values, **heads.attributes)
-        return [(mixed, heads.dtype)]
+        # ONNX Runtime's CPU Attention asks for its output twice when it writes straight into a Scan output, and fails
+        return [(inner.Squeeze(mixed, inner.ints(0)), heads.dtype)]
 
     return ops.Scan(
         *plan, num_scan_inputs=3, body=ops.graph("query_block", body, inputs=(wanted, start, count))

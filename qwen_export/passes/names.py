@@ -1,9 +1,10 @@
 """Name every node and value of a piece, and drop what torch and the optimiser left behind.
 
 Before     nodes named `node_MatMul_12`, values `_to_copy_1`, metadata with stack traces and absolute source paths
-After      nodes and values named by branch, operator and running number: `step.MatMul_2`; constants by their content, so
-           that equal constants of all pieces become one; no metadata but our own
-Why        names of subgraph values must not shadow outer ones; paths would publish home folders and break byte-identity.
+After      nodes and values named by branch, operator and running number: `step.MatMul_2`; constants by their content,
+           so that equal constants of all pieces become one; no metadata but our own
+Why        names of subgraph values must not shadow outer ones; paths would publish home folders and break
+           byte-identity.
 Numerics   SAME: names only.
 Declines   nothing. Graph inputs and bound weights (initializers without a value) keep their names.
 """

@@ -1,7 +1,7 @@
 """A small writer of standard-operator nodes, for lowerings.
 
-`ops.MatMul(a, b)` appends a node and returns its output; arrays given as inputs become constants. Constants are named by
-their content, so equal ones of different layers and subgraphs are one initializer of the main graph.
+`ops.MatMul(a, b)` appends a node and returns its output; arrays given as inputs become constants. Constants are named
+by their content, so equal ones of different layers and subgraphs are one initializer of the main graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Give a Reshape its target as a constant, where the axes say it.
 
 Before     y = Reshape(x, Concat(Shape(x)[0], Shape(x)[1], 24, 64))
-After      y = Reshape(x, [0, 0, 24, 64])            0 copies the input's axis, one -1 may stand for another symbolic one
+After      y = Reshape(x, [0, 0, 24, 64])     0 copies the input's axis, one -1 may stand for another symbolic one
 Why        torch spells every dynamic target with Shape, Squeeze and Concat: 5 to 8 nodes for a view.
 Numerics   SAME: a view.
 Declines   1 a symbolic output axis that neither equals the input's axis at its place nor is the only such one

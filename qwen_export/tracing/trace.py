@@ -1,7 +1,7 @@
 """Trace one module to a weightless ONNX model through torch.export.
 
-No weight data is touched: the module lives on the meta device. Sample sizes are at least 2 and all different, so that no
-axis is taken for a constant or for another one.
+No weight data is touched: the module lives on the meta device. Sample sizes are at least 2 and all different, so that
+no axis is taken for a constant or for another one.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def gated_delta_net(
     Returns:
         [B, S, Hv*Dv] in the model dtype, present conv state, present recurrent state.
     """
-    batch, length, channels = qkv.shape
+    length, channels = qkv.shape[1:]
     value_dim = zba.shape[-1] - 2 * value_heads
     key_dim = (channels - value_dim) // 2
     window = torch.cat([conv_state, (qkv * token_mask).transpose(1, 2)], dim=2)
