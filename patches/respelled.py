@@ -1,8 +1,8 @@
 """Upstream functions whose arithmetic the wrappers spell again, each with the fingerprints of the code we read.
 
 A fingerprint is the hash of a function's source without comments, docstrings and layout. An unknown one stops the
-export: the wrapper may no longer compute what Transformers computes. `run`, `bind` and the comparing half of `verify` do
-not look.
+export: the wrapper may no longer compute what Transformers computes. `run`, `bind` and the comparing half of
+`verify` do not look.
 """
 
 from __future__ import annotations

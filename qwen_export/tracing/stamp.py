@@ -1,8 +1,8 @@
 """Stamping: a layer kind is traced and lowered once, then cloned for every layer that has it.
 
 Each clone's nodes, values and weights carry its layer's name; its bindings read that layer's checkpoint tensors. Bit
-for bit the same results as one trace of the whole model, in a quarter of the time and half the memory (a test holds both
-graphs equal).
+for bit the same results as one trace of the whole model, in a quarter of the time and half the memory (a test holds
+both graphs equal).
 """
 
 from __future__ import annotations

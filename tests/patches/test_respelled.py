@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from qwen_export.patches import RESPELLED, check_upstream, fingerprint, respelled
 
 from qwen_export.errors import UpstreamChanged
-from qwen_export.patches import RESPELLED, check_upstream, fingerprint, respelled
 
 
 def test_installed_version_is_the_code_we_read():
