@@ -1,0 +1,143 @@
+"""Open ONNX Runtime sessions for a package: one per component, the vision encoder only when it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from qwen_export.contract import BFLOAT16, DECODER, TEXT
+from qwen_export.errors import PackageError, UsageError
+from qwen_export.package import Package
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""Command-line name -> ONNX Runtime's name."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where graphs run and states live."""
+
+    provider: str = "cpu"
+    """`cpu` or `cuda`."""
+    index: int = 0
+
+
+class Sessions:
+    """The sessions of one package on one device.
+
+    Raises on construction:
+        UsageError: ONNX Runtime or the provider is missing, or cannot compute the package's dtype.
+        PackageError: the package has no weights.
+    """
+
+    def __init__(self, package: Package, device: Device | None = None, threads: int | None = None) -> None:
+        self.package = package
+        self.device = device or Device()
+        self._threads = threads
+        self._runtime = import_onnxruntime()
+        self._open: dict[str, Any] = {}
+        check_runnable(package, self.device)
+        _check_provider(self._runtime, self.device)
+
+    @property
+    def decoder_component(self) -> str:
+        """`decoder`, or `text` for a text-only package."""
+        return TEXT if TEXT in self.package.components else DECODER
+
+    def get(self, component: str) -> Any:
+        """The session of a component, opened on first use."""
+        if component not in self._open:
+            self._open[component] = self._create(component)
+        return self._open[component]
+
+    def is_open(self, component: str) -> bool:
+        """Whether a component's session has been opened."""
+        return component in self._open
+
+    def _create(self, component: str) -> Any:
+        if component not in self.package.components:
+            raise PackageError(
+                f"{self.package.folder} has no {component} (it holds {', '.join(self.package.components)}). "
+                "Export the missing component into it."
+            )
+        wanted = PROVIDERS[self.device.provider]
+        providers: list[Any] = [PROVIDERS["cpu"]]
+        if self.device.provider == "cuda":
+            providers.insert(0, (wanted, {**self.package.recipe.session.cuda, "device_id": str(self.device.index)}))
+        path = self.package.graph_path(component)
+        try:
+            session = self._runtime.InferenceSession(str(path), self._options(), providers=providers)
+        except Exception as error:  # ONNX Runtime raises its own classes and bare RuntimeErrors
+            raise PackageError(f"ONNX Runtime cannot open the {component} ({path}): {_first_line(error)}") from None
+        if wanted not in session.get_providers():
+            raise UsageError(
+                f"ONNX Runtime could not start {wanted} for the {component} and fell back to the CPU. Check the "
+                "NVIDIA driver and that CUDA 13 and cuDNN 9 are found, or use --provider cpu."
+            )
+        return session
+
+    def _options(self) -> Any:
+        options = self._runtime.SessionOptions()
+        options.log_severity_level = 3
+        if self._threads:
+            options.intra_op_num_threads = self._threads
+        for key, value in self.package.recipe.session.session.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+@cache
+def import_onnxruntime() -> Any:
+    """ONNX Runtime, or one sentence about what to install or remove."""
+    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
+    if len(installed) > 1:
+        raise UsageError(
+            "Both onnxruntime and onnxruntime-gpu are installed; they overwrite each other's files. Uninstall both, "
+            "then install one: pip install 'qwen-export[cpu]' or 'qwen-export[gpu]'."
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UsageError(
+            f"Running a package needs ONNX Runtime ({error}): pip install 'qwen-export[cpu]' or 'qwen-export[gpu]'."
+        ) from None
+    return onnxruntime
+
+
+def check_runnable(package: Package, device: Device) -> None:
+    """Refuse what cannot run, before any session is made."""
+    if device.provider not in PROVIDERS:
+        raise UsageError(f"Unknown provider {device.provider!r}. Known: {', '.join(PROVIDERS)}.")
+    if package.graph_only:
+        raise PackageError(f"{package.folder} is graph-only: it holds no weights. Give it some with qwen-export bind.")
+    if package.recipe.tensor_dtype == BFLOAT16 and device.provider == "cpu":
+        raise UsageError(
+            "ONNX Runtime has no bf16 kernels on the CPU, so a bf16 package cannot run there: use --provider cuda, or "
+            "export with --dtype fp16 or fp32."
+        )
+
+
+def _check_provider(runtime: Any, device: Device) -> None:
+    wanted, available = PROVIDERS[device.provider], runtime.get_available_providers()
+    if device.provider == "cuda" and wanted in available and hasattr(runtime, "preload_dlls"):
+        runtime.preload_dlls()  # finds CUDA and cuDNN where pip put them
+    if wanted not in available:
+        kinds = ", ".join(name for name, full in PROVIDERS.items() if full in available)
+        raise UsageError(
+            f"Provider {device.provider!r} is not in the installed ONNX Runtime (it has: {kinds}). For NVIDIA GPUs: "
+            "pip uninstall onnxruntime, then pip install 'qwen-export[gpu]'."
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
