@@ -70,7 +70,7 @@ def _rotated(
 def _block_by_block(
     ops: StandardOps, rows: Sequence[ir.Value], plan: Sequence[ir.Value | None], heads: Heads
 ) -> ir.Value:
-    """All query blocks [Q, W, C]; keys and values are outer values of the body."""
+    """All query blocks [Q, 1, W, C]; keys and values are outer values of the body."""
     query, key, value = rows
     int64 = ir.TensorType(ir.DataType.INT64)
     wanted, start, count = (
@@ -82,9 +82,10 @@ def _block_by_block(
         begin = inner.Unsqueeze(start, inner.ints(0))
         end = inner.Add(begin, count)
         keys, values = (inner.Slice(x, begin, end, inner.ints(1)) for x in (key, value))
+        # a slice of unknown length has no known axis at all; ONNX's shape rule for Attention then takes its width for 0
+        values = inner.Reshape(values, inner.ints(1, -1, heads.width))
         mixed = inner.Attention(inner.Gather(query, wanted, axis=1), keys, values, **heads.attributes)
-        # ONNX Runtime's CPU Attention asks for its output twice when it writes straight into a Scan output, and fails
-        return [(inner.Squeeze(mixed, inner.ints(0)), heads.dtype)]
+        return [(mixed, heads.dtype)]
 
     return ops.Scan(
         *plan, num_scan_inputs=3, body=ops.graph("query_block", body, inputs=(wanted, start, count))
