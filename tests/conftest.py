@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qwen_export.checkpoint import load_config
 from qwen_export.checkpoint.synth import synthesise
+from qwen_export.model_config import ModelConfig, read_config
+
+if TYPE_CHECKING:
+    from tests.bound_graph import TinyGraphs
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +21,30 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     synthesise(folder, load_config("tiny"))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_checkpoint: Path) -> ModelConfig:
+    """The facts of configs/tiny.json."""
+    return read_config(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_upstream(tiny_checkpoint: Path) -> Any:
+    """Transformers' own model of the tiny checkpoint: float32, eager attention."""
+    import torch
+    from transformers import Qwen3_5ForConditionalGeneration
+
+    # these tensors are small: a second thread costs more than it gives
+    torch.set_num_threads(1)
+    return Qwen3_5ForConditionalGeneration.from_pretrained(
+        tiny_checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_graphs(tiny_config: ModelConfig, tiny_upstream: Any) -> TinyGraphs:
+    """Graphs of the tiny checkpoint with its weights, each built on first use."""
+    from tests.bound_graph import TinyGraphs
+
+    return TinyGraphs(tiny_config, tiny_upstream.state_dict())
