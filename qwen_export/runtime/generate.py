@@ -72,13 +72,13 @@ def generate(
     ended = [False] * len(prompts)
     begin = time.perf_counter()
     logits, state = engine.prefill(prompts, state, slice_size)
-    first = last = 0.0
+    tokens = sampler.choose(logits)
+    first = last = time.perf_counter()
     for step in range(max_new_tokens):
         if step:
             logits, state = engine.decode(tokens, state)
-        tokens = sampler.choose(logits)
-        last = time.perf_counter()
-        first = first or last
+            tokens = sampler.choose(logits)
+            last = time.perf_counter()
         for row, token in enumerate(int(t) for t in tokens):
             if ended[row]:
                 continue  # the row is done; it is fed along so that the batch keeps its shape

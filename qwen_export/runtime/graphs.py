@@ -68,7 +68,9 @@ class Graphs:
             session.run_with_iobinding(binding, self._run_options(shrink))
         except Exception as error:  # ONNX Runtime raises bare RuntimeErrors for lack of memory and wrong shapes alike
             raise self._explained(component, error) from None
-        return dict(zip((spec.name for spec in contract.outputs), binding.get_outputs(), strict=True))
+        outputs = dict(zip((spec.name for spec in contract.outputs), binding.get_outputs(), strict=True))
+        # A new OrtValue around a caller's buffer would not keep that buffer alive.
+        return {**outputs, **(in_place or {})}
 
     def run_to_host(self, component: str, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Run a graph of changing size and copy every output to the host; bfloat16 as uint16 bits."""

@@ -2,7 +2,8 @@
 
 A decoder has four kinds of state: KV key and value of the full-attention layers, conv_state and recurrent_state of the
 linear ones. A `State` holds them as ONNX Runtime values, with the attention mask so far and each row's next position.
-The engine makes a new State at each step and leaves the old one as it was, so a kept State can be continued twice.
+The engine makes a new State at each step and leaves the old one as it was, so a kept State can be continued twice. The
+exception is a static KV cache, which is written in place: copy such a State before continuing it twice.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def empty_state(specs: Sequence[StateSpec], batch: int, device: Device) -> State
     """States of `batch` rows that have seen nothing: KV of length 0 (static: zeros), conv and recurrent zero."""
     values = {}
     for spec in specs:
-        shape = [{BATCH: batch, PAST: 0}.get(axis, axis) if isinstance(axis, str) else axis for axis in spec.past.shape]
+        shape = [{BATCH: batch, PAST: 0}[axis] if isinstance(axis, str) else axis for axis in spec.past.shape]
         zeros = np.zeros(shape, NUMPY_TYPES[spec.past.dtype])
         values[spec.past.name] = to_device(zeros, spec.past.dtype, device)
     mask = np.zeros((batch, 0), np.int64)

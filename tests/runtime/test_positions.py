@@ -18,9 +18,14 @@ RAW = {
     "model_type": "qwen3_5",
     "image_token_id": IMAGE,
     "video_token_id": VIDEO,
-    "text_config": {"hidden_size": 64, "head_dim": 64, "num_hidden_layers": 4, "rope_parameters": {"mrope_section": [4, 3, 1]}},
+    "text_config": {
+        "hidden_size": 64,
+        "head_dim": 64,
+        "num_hidden_layers": 4,
+        "rope_parameters": {"mrope_section": [4, 3, 1]},
+    },
     "vision_config": {"out_hidden_size": 64},
-}  # fmt: skip
+}
 CONFIG = parse_config(RAW)
 
 
