@@ -18,12 +18,12 @@ import sys
 sys.path[:0] = [sys.argv[1]]
 sys.path.append(sys.argv[2])  # the dependencies, without the editable install: -S reads no .pth file
 import qwen_export, qwen_export.patches
-from qwen_export.configs import config_names, find_config
+from qwen_export.checkpoint import config_names, load_config
 from qwen_export.checkpoint.synth import synthesise
 assert qwen_export.__file__.startswith(sys.argv[1]), qwen_export.__file__
 assert qwen_export.patches.__file__.startswith(sys.argv[1])
 assert {"tiny", "mid", "qwen3.8-27b"} <= set(config_names())
-synthesise(sys.argv[3], find_config("tiny"))
+synthesise(sys.argv[3], load_config("tiny"))
 """
 
 

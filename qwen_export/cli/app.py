@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from qwen_export import __version__
-from qwen_export.cli import checkpoint_commands
+from qwen_export.cli import checkpoint_commands, runtime_commands
 from qwen_export.cli.examples import epilog
 from qwen_export.cli.outcome import Outcome, command
 from qwen_export.cli.output import close_pipe, prepare_streams
 
 COMMANDS: dict[str, tuple[str, Callable[..., Outcome]]] = {
+    "run": ("Run", runtime_commands.run),
     "synth": ("Checkpoints", checkpoint_commands.synth),
 }
 """Command name -> help panel, body."""

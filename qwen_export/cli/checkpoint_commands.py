@@ -26,10 +26,9 @@ def synth(
     verbose: opt.Verbose = False,
 ) -> Outcome:
     """Write a synthetic checkpoint with lively random weights in the official layout."""
-    from qwen_export.checkpoint import synth
-    from qwen_export.configs import find_config
+    from qwen_export.checkpoint import load_config, synth
 
-    content = find_config(config)
+    content = load_config(config)
     planned = synth.plan(content)
     if not plan:
         with ProgressDisplay() as progress:

@@ -12,6 +12,11 @@ CHECKPOINT = "qwen-export synth ckpt --config tiny"
 PACKAGE = "qwen-export vlm --checkpoint ckpt --output pkg --dtype fp32"
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "run": (
+        PACKAGE,
+        'qwen-export run pkg --prompt "Name three colours." --max-new-tokens 8',
+        'qwen-export run pkg --prompt "Hello" --max-new-tokens 4 --json',
+    ),
     "synth": (
         CHECKPOINT,
         "qwen-export synth big --config qwen3.8-27b --plan",

@@ -22,7 +22,7 @@ import typer
 from rich.console import RenderableType
 
 from qwen_export import __version__
-from qwen_export.cli.output import notices, show, show_json
+from qwen_export.cli.output import notices, show, show_json, visible
 from qwen_export.errors import InternalError, QwenExportError
 
 FINE, VERDICT_FAILED, USAGE, OUR_FAULT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -118,7 +118,7 @@ def explain(error: BaseException, verbose: bool = False) -> tuple[int, str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return visible(" ".join(str(error).split()))
 
 
 def _crash_report(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -85,6 +86,14 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy scalar
         return plain(value.item())
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Text from a model or a file with control characters made harmless, so that it cannot steer the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def size(num_bytes: float) -> str:

@@ -26,6 +26,29 @@ HEAVY = (
 )
 
 OPTIONS = {
+    "run": {
+        "PKG",
+        "--prompt",
+        "--image",
+        "--video",
+        "--fps",
+        "--system",
+        "--thinking",
+        "--max-new-tokens",
+        "--provider",
+        "--device",
+        "--threads",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--seed",
+        "--max-pixels",
+        "--min-pixels",
+        "--prefill-slice",
+        "--interactive",
+        "--json",
+        "--verbose",
+    },  # fmt: skip
     "synth": {"OUT", "--config", "--seed", "--plan", "--json", "--verbose"},
 }
 """Frozen: an option is added here and in the documentation, or it belongs in the recipe file."""

@@ -42,7 +42,7 @@ def test_a_name_the_locale_cannot_show(tmp_path: Path) -> None:
     config = tmp_path / "fehlt-ünïcode-数.json"
     done = call("synth", "x", "--config", str(config), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C.UTF-8")
     assert done.returncode == 2
-    assert done.stderr.startswith(b"error: No config")
+    assert done.stderr.startswith(b"error: There is no folder")
 
 
 def test_the_27b_plan_adds_up() -> None:
