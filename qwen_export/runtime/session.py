@@ -110,8 +110,7 @@ def check_runnable(package: Package, device: Device) -> None:
     """Refuse what cannot run, before any session is made."""
     if device.provider not in PROVIDERS:
         raise UsageError(f"Unknown provider {device.provider!r}. Known: {', '.join(PROVIDERS)}.")
-    if package.graph_only:
-        raise PackageError(f"{package.folder} is graph-only: it holds no weights. Give it some with qwen-export bind.")
+    package.require_weights("run")
     if package.recipe.tensor_dtype == BFLOAT16 and device.provider == "cpu":
         raise UsageError(
             "ONNX Runtime has no bf16 kernels on the CPU, so a bf16 package cannot run there: use --provider cuda, or "

@@ -34,10 +34,10 @@ def runtime_modules() -> list[str]:
     return ["qwen_export.runtime", *(f"qwen_export.runtime.{m.name}" for m in pkgutil.iter_modules(root))]
 
 
-def test_every_module_works_with_torch_blocked(tiny_assets):
+def test_every_module_works_with_torch_blocked(tiny_checkpoint):
     modules = runtime_modules()
     assert "qwen_export.runtime.engine" in modules
-    script = SCRIPT.format(modules=modules, folder=str(tiny_assets))
+    script = SCRIPT.format(modules=modules, folder=str(tiny_checkpoint))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     tokens, groups = eval(done.stdout)

@@ -1,0 +1,101 @@
+"""Too large a request is refused with the number and what would fit; the estimates hold measured peaks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from qwen_export.errors import UsageError
+from qwen_export.model_config import parse_config
+from qwen_export.recipe import Recipe
+from qwen_export.runtime import memory
+from qwen_export.runtime.memory import RESERVE, MemoryModel, check_decoder, check_vision, free_memory
+from qwen_export.runtime.session import Device
+
+LARGE = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64, "num_attention_heads": 24,
+        "linear_num_value_heads": 48, "rope_parameters": {"mrope_section": [11, 11, 10]},
+    },
+    "vision_config": {"out_hidden_size": 5120},
+}  # fmt: skip
+GIB = 2**30
+
+
+def model(dtype="fp16", target="cuda", provider="cuda", **recipe):
+    return MemoryModel(parse_config(LARGE), Recipe(dtype=dtype, target=target, **recipe), Device(provider))
+
+
+def test_the_advised_max_pixels_fits_and_one_step_more_does_not():
+    ours, free = model("fp32", "cpu", "cpu"), 4 * GIB
+    with pytest.raises(UsageError) as caught:
+        check_vision(ours, 1, 65536, free)
+    assert "4.00 GiB are free" in str(caught.value)
+    pixels = int(re.search(r"--max-pixels (\d+)", str(caught.value)).group(1))
+    check_vision(ours, 1, pixels // 256, free)
+    with pytest.raises(UsageError):
+        check_vision(ours, 1, pixels // 256 + 4, free)
+
+
+def test_the_advised_slice_fits_and_one_more_does_not():
+    ours, free = model("fp32", "cpu", "cpu"), 12 * GIB
+    with pytest.raises(UsageError) as caught:
+        check_decoder(ours, 1, 4096, 16384, free, padded=False)
+    size = int(re.search(r"--prefill-slice (\d+)", str(caught.value)).group(1))
+    check_decoder(ours, 1, size, 16384 + 4096 - size, free, padded=False)
+    with pytest.raises(UsageError):
+        check_decoder(ours, 1, size + 1, 16384 + 4095 - size, free, padded=False)
+
+
+def test_nothing_fits_is_said_as_well():
+    with pytest.raises(UsageError, match="Close other programs"):
+        check_vision(model(), 1, 4096, RESERVE)
+    with pytest.raises(UsageError, match="Close other programs"):
+        check_decoder(model(), 1, 64, 0, RESERVE, padded=False)
+
+
+def test_unknown_free_memory_refuses_nothing():
+    check_vision(model(), 1, 10**7, None)
+    check_decoder(model(), 1, 10**6, 0, None, padded=False)
+
+
+def test_vision_on_cuda_is_linear_and_holds_the_design_figure():
+    ours = model()
+    assert ours.vision(1, 19200) < 1.5 * GIB
+    assert ours.vision(1, 38400) == 2 * ours.vision(1, 19200)
+
+
+def test_padding_costs_scores_on_cuda():
+    ours = model()
+    plain, padded = (ours.decoder(2, 1024, 8192, padded=p) for p in (False, True))
+    assert padded - plain == 2 * 2 * 24 * 1024 * (1024 + 8192) * 4
+
+
+def test_sliced_prefill_costs_less_than_the_whole_prompt():
+    ours = model("fp32", "cpu", "cpu")
+    assert ours.decoder(1, 1024, 15360) < ours.decoder(1, 16384, 0) / 4
+
+
+def test_free_gpu_memory_comes_from_nvidia_smi(monkeypatch):
+    def fake(command, **kwargs):
+        assert command[:2] == ["nvidia-smi", "--id=1"]
+        return SimpleNamespace(stdout="1234\n")
+
+    monkeypatch.setattr(subprocess, "run", fake)
+    assert free_memory(Device("cuda", 1)) == 1234 * 2**20
+
+    def missing(*args, **kwargs):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert free_memory(Device("cuda")) is None
+
+
+def test_a_container_limit_counts(monkeypatch):
+    monkeypatch.setattr(memory, "_number", lambda path: {"memory.max": 3 * GIB, "memory.current": 2 * GIB}[path.name])
+    monkeypatch.setattr(memory, "_cgroup_cache", lambda: GIB // 2)
+    assert free_memory(Device("cpu")) <= 1.5 * GIB
