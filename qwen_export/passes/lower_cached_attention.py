@@ -62,7 +62,7 @@ def _static(ops: StandardOps, node: ir.Node, single_step: bool) -> Sequence[ir.V
     query4, key4, value4 = (
         _by_head(ops, x, heads, single_step) for x, heads in ((query, num_heads), (key, kv_heads), (value, kv_heads))
     )
-    start = ops.Sub(kv_length, ops.Shape(query, start=1, end=2))
+    start = ops.Sub(kv_length, ops.ints(1) if single_step else ops.Shape(query, start=1, end=2))
     keys, values = (
         ops.TensorScatter(past, new, start, axis=2) for past, new in ((past_key, key4), (past_value, value4))
     )

@@ -12,7 +12,9 @@ from onnxscript import optimizer
 from qwen_export.errors import InternalError
 from qwen_export.passes.lower_cached_attention import lower_cached_attention
 from qwen_export.passes.lower_gated_delta_net import lower_gated_delta_net
+from qwen_export.passes.lower_packed_attention import lower_packed_attention
 from qwen_export.passes.lower_plan_step import lower_plan_step
+from qwen_export.passes.lower_vision_plan import lower_vision_plan
 from qwen_export.passes.names import rename
 from qwen_export.passes.static_reshapes import static_reshapes
 from qwen_export.recipe import Recipe
@@ -32,6 +34,8 @@ def lower(model: ir.Model, recipe: Recipe, *, single_step: bool = False) -> None
         lower_plan_step(model, single_step)
         lower_gated_delta_net(model, recipe.effective_chunk_size, single_step)
         lower_cached_attention(model, single_step)
+        lower_vision_plan(model)
+        lower_packed_attention(model)
         # repeated shape arithmetic of a piece, then everything nobody reads
         CommonSubexpressionEliminationPass()(model)
         RemoveUnusedNodesPass()(model)

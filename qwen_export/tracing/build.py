@@ -24,6 +24,7 @@ from qwen_export.contract import (
     decoder_contract,
     embedding_contract,
     states,
+    vision_encoder_contract,
 )
 from qwen_export.model_config import ModelConfig
 from qwen_export.passes.pipeline import lower
@@ -174,4 +175,30 @@ def _by_layer(carried: Sequence[StateSpec]) -> dict[int, list[StateSpec]]:
 
 
 def _vision_encoder(request: Request) -> BuiltGraph:
-    raise NotImplementedError
+    from qwen_export.wrappers import vision_encoder as vision
+    from qwen_export.wrappers import vision_upstream as upstream
+
+    config, recipe = request.config, request.recipe
+    assert config.vision is not None
+    contract = vision_encoder_contract(config, recipe.tensor_dtype)
+    hidden, shared = vision.hidden_spec(config, recipe), vision.vision_shared_specs(config, recipe)
+    assembly = Assembly(contract)
+    prelude = vision.VisionPrelude(upstream.meta_vision_prelude(config), config, recipe)
+    start = request.piece(prelude, contract.inputs, [hidden.name, *(spec.name for spec in shared)])
+    module = vision.VISUAL.removesuffix(".")
+    x, *given = assembly.stamp(start.model.graph, assembly.inputs, start.bindings, name="prelude.", module=module)
+    block = vision.VisionBlock(upstream.meta_vision_block(config), 0, config, recipe)
+    traced = request.piece(block, [hidden, *shared], ["y"])
+    for index in range(config.vision.depth):
+        old, new = vision.block_prefix(0), vision.block_prefix(index)
+        [x] = assembly.stamp(
+            traced.model.graph,
+            [x, *given],
+            {name: binding.renamed(old, new) for name, binding in traced.bindings.items()},
+            name=f"blocks.{index}.",
+            module=new.removesuffix("."),
+        )
+    merger = vision.VisionMerger(upstream.meta_vision_merger(config), config, recipe)
+    end = request.piece(merger, [hidden], ["image_features"])
+    features = assembly.stamp(end.model.graph, [x], end.bindings, name="merger.", module=f"{module}.merger")
+    return BuiltGraph(request.component, assembly.finish(features, PRODUCER), assembly.bindings, contract)

@@ -23,7 +23,18 @@ from qwen_export.contract import BATCH, FEATURES, MEDIA, OPSET, PAST, PATCHES, S
 from qwen_export.errors import InternalError
 from qwen_export.tracing.translations import translation_table
 
-SAMPLE_SIZES = {BATCH: 2, SEQUENCE: 3, PAST: 5, TOTAL: 8, MEDIA: 4, PATCHES: 56, FEATURES: 7, "chunk_slots": 64}
+SAMPLE_SIZES = {
+    BATCH: 2,
+    SEQUENCE: 3,
+    PAST: 5,
+    TOTAL: 8,
+    MEDIA: 4,
+    PATCHES: 56,
+    FEATURES: 7,
+    "chunk_slots": 64,
+    "query_blocks": 6,
+    "block_slots": 9,
+}
 """Length of each symbolic axis in the sample inputs. Any sizes >= 2, all different, give the same graph."""
 
 
