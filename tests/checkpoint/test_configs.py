@@ -84,7 +84,7 @@ def test_a_config_is_a_file_a_folder_or_a_name(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(CheckpointError, match="mid, qwen3.8-27b, tiny"):
+    with pytest.raises(CheckpointError, match=r"mid, qwen3\.8-27b, tiny"):
         open_config("no such name")
-    with pytest.raises(CheckpointError, match="No config.json"):
+    with pytest.raises(CheckpointError, match=r"No config\.json"):
         open_config(Path(__file__).parent)

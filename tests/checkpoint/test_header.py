@@ -66,5 +66,5 @@ def test_the_tensor_that_was_cut_off_is_named(tmp_path: Path) -> None:
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="gone.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors cannot be read"):
         read_header(tmp_path / "gone.safetensors")

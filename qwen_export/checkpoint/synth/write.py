@@ -43,9 +43,9 @@ def synthesise(
     output = Path(output).absolute()
     facts = parse_config(config)
     shapes = tensor_shapes(facts)
-    parent = _check_output(output, sum(map(num_bytes, shapes.values())))
-    partial = parent / f".{output.name}.partial-{os.getpid()}"
+    partial = output.parent / f".{output.name}.partial-{os.getpid()}"
     try:
+        _check_output(output, sum(map(num_bytes, shapes.values())))
         partial.mkdir(parents=True)
         _write_weights(partial, shapes, SyntheticWeights(facts, seed), max_shard_bytes, progress)
         write_assets(partial, facts)
@@ -53,17 +53,18 @@ def synthesise(
             output.rmdir()
         partial.rename(output)
     except OSError as error:
-        raise UsageError(f"The checkpoint cannot be written to {output}: {error}. Nothing was left behind.") from None
+        raise UsageError(
+            f"The checkpoint cannot be written to {output}: {error.strerror or error}. Nothing half-written remains."
+        ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_output(output: Path, size: int) -> Path:
-    """The folder to write in, after asking whether the output may be there and has room."""
+def _check_output(output: Path, size: int) -> None:
+    """Ask whether the output may be there and has room."""
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         raise UsageError(f"{output} exists already. Choose another place, or remove it first.")
-    parent = output.parent
-    there = parent
+    there = output.parent
     while not there.exists():
         there = there.parent
     needed = size + _ROOM_FOR_SMALL_FILES
@@ -73,7 +74,6 @@ def _check_output(output: Path, size: int) -> Path:
             f"The checkpoint needs {needed / 1e9:.2f} GB but {there} has {free / 1e9:.2f} GB free. "
             "Choose another place or a smaller config."
         )
-    return parent
 
 
 def _write_weights(
