@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from qwen_export.errors import CheckpointError, UsageError
@@ -87,7 +88,7 @@ def _download(name: str, revision: str | None, patterns: tuple[str, ...], ours: 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # the HTTP library, and so its errors, differ between versions of huggingface_hub
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = shorten(str(error), width=160, placeholder=" ...") or "no reason given"
         raise CheckpointError(
             f"There is no folder {name!r}, and the hub repository {where} is neither in the local cache nor "
             f"reachable ({type(error).__name__}: {reason}). {ours}".rstrip()
