@@ -1,16 +1,16 @@
 """Export dense qwen3_5 vision-language checkpoints to standard-operator ONNX packages.
 
-The verbs are loaded when they are first used, so that those which need no torch never import it.
+The verbs below are loaded when they are first used: `run`, `audit`, `inspect`, `diff` and `bind` never import torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
 
-VERBS = {
+_VERBS = {
     "export_vlm": "qwen_export.export",
     "export_text": "qwen_export.export",
     "export_component": "qwen_export.export",
@@ -19,18 +19,21 @@ VERBS = {
     "inspect": "qwen_export.package",
     "diff": "qwen_export.package",
     "open_package": "qwen_export.package",
-    "run": "qwen_export.runtime.run",
+    "run": "qwen_export.runtime",
+    "verify": "qwen_export.verify",
+    "Recipe": "qwen_export.recipe",
 }
-"""Public function -> the module it lives in."""
+"""Public name -> module that has it."""
 
-__all__ = ["__version__", *VERBS]
+__all__ = ["__version__", *_VERBS]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in VERBS:
-        raise AttributeError(f"module 'qwen_export' has no attribute {name!r}")
-    return getattr(import_module(VERBS[name]), name)
+    if name not in _VERBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_VERBS[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *VERBS])
+    return sorted(__all__)
