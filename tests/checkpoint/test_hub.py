@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
