@@ -126,8 +126,7 @@ def step(ops: StandardOps, layer: Layer) -> Sequence[ir.Value]:
     token = ops.Reshape(layer.qkv, ops.ints(0, layer.channels, 1))
     window = ops.Concat(layer.conv_state, token, axis=2)
     conv_state = ops.Slice(window, ops.ints(1), ops.ints(TO_THE_END), ops.ints(2))
-    taps = ops.Mul(ops.cast(window, FLOAT, layer.dtype), ops.cast(layer.conv_weight, FLOAT, layer.dtype))
-    mixed = ops.silu(ops.ReduceSum(taps, ops.ints(2), keepdims=0))
+    mixed = ops.Squeeze(ops.silu(_conv(ops, layer, window)), ops.ints(2))
     qk, value = ops.Split(mixed, ops.ints(layer.channels - layer.value_dim, layer.value_dim), axis=1, outputs=2)
     qk = _l2_norm(ops, ops.Reshape(qk, ops.ints(0, groups, layer.key_width)), layer.key_width)
     served = np.arange(heads, dtype=np.int64) // layer.group
@@ -181,9 +180,14 @@ def _convolve(ops: StandardOps, layer: Layer, length: ir.Value) -> tuple[ir.Valu
     window = ops.Concat(layer.conv_state, ops.Transpose(tokens, perm=[0, 2, 1]), axis=2)
     end = ops.Add(length, ops.ints(layer.kernel - 1))
     conv_state = ops.Slice(window, length, end, ops.ints(2))
+    return ops.silu(_conv(ops, layer, window)), conv_state
+
+
+def _conv(ops: StandardOps, layer: Layer, window: ir.Value) -> ir.Value:
+    """Each channel's own kernel over [B, C, K-1+tokens], in float32: [B, C, tokens]."""
     weight = ops.Unsqueeze(layer.conv_weight, ops.ints(1))
-    mixed = ops.Conv(window, weight, group=layer.channels, kernel_shape=[layer.kernel])
-    return ops.silu(ops.cast(mixed, FLOAT, layer.dtype)), conv_state
+    window = ops.cast(window, FLOAT, layer.dtype)
+    return ops.Conv(window, weight, group=layer.channels, kernel_shape=[layer.kernel])
 
 
 def _to_chunks(ops: StandardOps, x: ir.Value, heads: int, width: int, chunk: int) -> ir.Value:

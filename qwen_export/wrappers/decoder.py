@@ -125,7 +125,8 @@ class LinearLayer(DecoderLayer):
         zba += (Part(mixer + "in_proj_a.weight"),)
         self.weight("in_proj_zba", Binding(zba, self.stored, (hidden, text.value_dim + 2 * heads), transpose=True))
         kernel = (text.conv_dim, text.linear_conv_kernel_dim)
-        self.weight("conv", Binding((Part(mixer + "conv1d.weight"),), self.stored, kernel))
+        # float32, and so is the convolution: its output is what queries, keys and values are made of
+        self.weight("conv", Binding((Part(mixer + "conv1d.weight"),), FLOAT32, kernel))
         zeros = Part(fill=0.0, count=heads)
         self.weight("gate_bias", Binding((zeros, Part(mixer + "dt_bias")), FLOAT32, (2 * heads,)))
         # e^0 for beta, e^A_log for the decay, both negated: beta = e^-softplus(-b), decay = e^(-A softplus(a + dt))

@@ -104,7 +104,7 @@ def gated_delta_net(
         zba: [B, S, Hv*Dv + 2*Hv] output gate, then `-b`, then `a`; all projections of the same hidden state.
         conv_state: [B, C, K-1]; recurrent_state: [B, Hv, Dk, Dv] float32.
         single_step, token_mask, chunk_index, chunk_mask: from `plan_step`.
-        conv_weight: [C, K]; gate_bias: [2*Hv] float32, zeros then dt_bias; gate_scale: [2*Hv] float32, -1 then -e^A_log
+        conv_weight: [C, K] float32; gate_bias: [2*Hv] float32, zeros then dt_bias; gate_scale: [2*Hv] float32, -1 then -e^A_log
             (so that exp(softplus(zba + bias) * scale) is beta and the decay); norm_weight: [Dv] float32.
         eps: epsilon of the gated norm.
 
@@ -115,7 +115,7 @@ def gated_delta_net(
     value_dim = zba.shape[-1] - 2 * value_heads
     key_dim = (channels - value_dim) // 2
     window = torch.cat([conv_state, (qkv * token_mask).transpose(1, 2)], dim=2)
-    mixed = F.silu(F.conv1d(window.float(), conv_weight.float().unsqueeze(1), groups=channels)).transpose(1, 2)
+    mixed = F.silu(F.conv1d(window.float(), conv_weight.unsqueeze(1), groups=channels)).transpose(1, 2)
     query, key, value = mixed.split([key_dim, key_dim, value_dim], dim=-1)
     group = value_heads // key_heads
     query, key = (_l2_norm(x.unflatten(-1, (key_heads, -1))).repeat_interleave(group, dim=2) for x in (query, key))
