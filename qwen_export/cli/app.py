@@ -9,13 +9,22 @@ from typing import Annotated
 import typer
 
 from qwen_export import __version__
-from qwen_export.cli import checkpoint_commands, runtime_commands
+from qwen_export.cli import checkpoint_commands, export_commands, package_commands, runtime_commands
 from qwen_export.cli.examples import epilog
 from qwen_export.cli.outcome import Outcome, command
 from qwen_export.cli.output import close_pipe, prepare_streams
 
 COMMANDS: dict[str, tuple[str, Callable[..., Outcome]]] = {
+    "vlm": ("Export", export_commands.vlm),
+    "text": ("Export", export_commands.text),
+    "vision-encoder": ("Export", export_commands.vision_encoder),
+    "embedding": ("Export", export_commands.embedding),
+    "decoder": ("Export", export_commands.decoder),
+    "bind": ("Export", export_commands.bind),
     "run": ("Run", runtime_commands.run),
+    "audit": ("Look and judge", package_commands.audit),
+    "inspect": ("Look and judge", package_commands.inspect),
+    "diff": ("Look and judge", package_commands.diff),
     "synth": ("Checkpoints", checkpoint_commands.synth),
 }
 """Command name -> help panel, body."""

@@ -1,6 +1,7 @@
 """Examples shown at the end of every `--help`, as data: a test pastes each of them into a shell.
 
-They start in an empty folder that holds only the synthetic checkpoint `ckpt`, made by the first example of `synth`.
+They start in a folder that holds the synthetic checkpoint `ckpt`, made by the first example of `synth`, and can be
+pasted again: `--overwrite` replaces nothing but packages.
 """
 
 from __future__ import annotations
@@ -9,9 +10,48 @@ LONGEST_LINE = 76
 """No terminal of 80 columns may break an example in two."""
 
 CHECKPOINT = "qwen-export synth ckpt --config tiny"
-PACKAGE = "qwen-export vlm --checkpoint ckpt --output pkg --dtype fp32"
+PACKAGE = "qwen-export vlm --checkpoint ckpt --output pkg --dtype fp32 --overwrite"
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "vlm": (
+        PACKAGE,
+        "qwen-export vlm --checkpoint ckpt --output plan --graph-only --overwrite",
+    ),
+    "text": (
+        "qwen-export text --checkpoint ckpt --output text --dtype fp32 --overwrite",
+        "qwen-export text --checkpoint ckpt --output text --logits all --overwrite",
+    ),
+    "vision-encoder": (
+        PACKAGE,
+        "qwen-export vision-encoder --checkpoint ckpt --output pkg",
+    ),
+    "embedding": (
+        PACKAGE,
+        "qwen-export embedding --checkpoint ckpt --output pkg",
+    ),
+    "decoder": (
+        PACKAGE,
+        "qwen-export decoder --checkpoint ckpt --output pkg --logits all",
+    ),
+    "bind": (
+        "qwen-export vlm --checkpoint ckpt --output graphs --graph-only --overwrite",
+        "qwen-export bind graphs --checkpoint ckpt --output bound --overwrite",
+    ),
+    "audit": (
+        PACKAGE,
+        "qwen-export audit pkg",
+        "qwen-export audit pkg --deep --json",
+    ),
+    "inspect": (
+        "qwen-export inspect ckpt",
+        PACKAGE,
+        "qwen-export inspect pkg --json",
+    ),
+    "diff": (
+        PACKAGE,
+        "qwen-export vlm --checkpoint ckpt --output two --dtype fp32 --overwrite",
+        "qwen-export diff pkg two",
+    ),
     "run": (
         PACKAGE,
         'qwen-export run pkg --prompt "Name three colours." --max-new-tokens 8',

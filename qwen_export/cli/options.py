@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qwen_export.recipe import Recipe, read_recipe
+from qwen_export.recipe import Recipe
 
 
 class Dtype(StrEnum):
@@ -114,8 +114,3 @@ def overrides(**given: object) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, StrEnum) else value for name, value in given.items() if value is not None
     }
-
-
-def effective_recipe(recipe_file: Path | None, given: dict[str, Any]) -> Recipe:
-    """The recipe of this call: defaults, then the file, then every option that was given."""
-    return read_recipe(recipe_file).with_overrides(given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.main import get_command
@@ -25,7 +24,30 @@ HEAVY = (
     "huggingface_hub",
 )
 
+RECIPE = {
+    "--recipe",
+    "--logits",
+    "--target",
+    "--chunk-size",
+    "--residual",
+    "--kv-cache",
+    "--max-length",
+    "--decode-graph",
+}
+REPORTS = {"--json", "--verbose"}
+WHOLE = {"--checkpoint", "--revision", "--output", "--dtype", *RECIPE, "--graph-only", "--overwrite", *REPORTS}
+COMPONENT = {"--checkpoint", "--revision", "--output", *RECIPE, *REPORTS}
+
 OPTIONS = {
+    "vlm": WHOLE,
+    "text": WHOLE,
+    "vision-encoder": COMPONENT,
+    "embedding": COMPONENT,
+    "decoder": COMPONENT,
+    "bind": {"GRAPHS", "--checkpoint", "--revision", "--output", "--overwrite", *REPORTS},
+    "audit": {"PKG", "--graph-only", "--deep", *REPORTS},
+    "inspect": {"CHECKPOINT|PKG", "--revision", *REPORTS},
+    "diff": {"A", "B", "--deep", *REPORTS},
     "run": {
         "PKG",
         "--prompt",
@@ -48,7 +70,7 @@ OPTIONS = {
         "--interactive",
         "--json",
         "--verbose",
-    },  # fmt: skip
+    },
     "synth": {"OUT", "--config", "--seed", "--plan", "--json", "--verbose"},
 }
 """Frozen: an option is added here and in the documentation, or it belongs in the recipe file."""
@@ -80,9 +102,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_answers_at_once() -> None:
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         help_of()
-        seconds.append(time.perf_counter() - start)
+        after = os.times()  # processor time: the wall clock of a busy machine says nothing
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(seconds) < 0.6, seconds
 
 
