@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from qwen_export.contract import BFLOAT16, DECODER, TEXT
@@ -13,6 +14,8 @@ from qwen_export.package import Package
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Command-line name -> ONNX Runtime's name."""
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""Session option: where the external data of a graph in memory lies."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,21 @@ class Sessions:
                 f"{self.package.folder} has no {component} (it holds {', '.join(self.package.components)}). "
                 "Export the missing component into it."
             )
+        return self.open_graph(component, str(self.package.graph_path(component)))
+
+    def open_graph(self, component: str, graph: str | bytes, weights_folder: Path | None = None) -> Any:
+        """A session of a graph file, or of a changed graph in memory whose weights lie in `weights_folder`."""
         wanted = PROVIDERS[self.device.provider]
         providers: list[Any] = [PROVIDERS["cpu"]]
         if self.device.provider == "cuda":
             providers.insert(0, (wanted, {**self.package.recipe.session.cuda, "device_id": str(self.device.index)}))
-        path = self.package.graph_path(component)
+        options = self._options()
+        if weights_folder is not None:
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
         try:
-            session = self._runtime.InferenceSession(str(path), self._options(), providers=providers)
+            session = self._runtime.InferenceSession(graph, options, providers=providers)
         except Exception as error:  # ONNX Runtime raises its own classes and bare RuntimeErrors
+            path = self.package.graph_path(component)
             raise PackageError(f"ONNX Runtime cannot open the {component} ({path}): {_first_line(error)}") from None
         if wanted not in session.get_providers():
             raise UsageError(
