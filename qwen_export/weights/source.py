@@ -72,11 +72,11 @@ class ShardReader:
         return raw.view(dtype).reshape(count, columns)
 
     def sha256(self, info: TensorInfo, buffer: np.ndarray) -> str:
-        """SHA-256 of a tensor's bytes as they lie in the file."""
+        """SHA-256 of a tensor's bytes as they lie in the file, read through `buffer` (uint8)."""
         digest = hashlib.sha256()
         total = info.stop - info.start
-        for start in range(0, total, HASH_PIECE):
-            piece = buffer[: min(HASH_PIECE, total - start)].data
+        for start in range(0, total, buffer.size):
+            piece = buffer[: total - start].data
             self.read(info, start, piece)
             digest.update(piece)
         return digest.hexdigest()
