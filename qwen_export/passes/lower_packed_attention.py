@@ -87,6 +87,4 @@ def _block_by_block(
         mixed = inner.Attention(inner.Gather(query, wanted, axis=1), keys, values, **heads.attributes)
         return [(mixed, heads.dtype)]
 
-    return ops.Scan(
-        *plan, num_scan_inputs=3, body=ops.graph("query_block", body, inputs=(wanted, start, count))
-    )
+    return ops.Scan(*plan, num_scan_inputs=3, body=ops.graph("query_block", body, inputs=(wanted, start, count)))

@@ -35,7 +35,12 @@ def vision_plan(
         key_start, key_count: [Q] the rows of the block's segment.
         slot: [R] where each patch row stands among the Q*W slots.
     """
-    places, extents, blocks, starts, counts, slots = [], [], [], [], [], []
+    places: list[Tensor] = []
+    extents: list[Tensor] = []
+    blocks: list[Tensor] = []
+    slots: list[Tensor] = []
+    starts: list[int] = []
+    counts: list[int] = []
     sizes = [(t, h, w) for t, h, w in grid_thw.tolist()]
     longest = max([h * w for _, h, w in sizes], default=1)
     slots_per_block = min(block, longest) if block else longest
