@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 from tiny_vlm.assets import END, IMAGE, PAD, VIDEO, VISION_END, VISION_START, VOCAB_SIZE, build_tokenizer, write_assets
 from tiny_vlm.data import Source, Writer
-from tiny_vlm.judging import Answerer, held_out_trials, judge, report
+from tiny_vlm.judging import Answerer, judge, report
 from tiny_vlm.network import make_config, make_model
 from tiny_vlm.training import Trainer, write_history
+from tiny_vlm.trials import held_out_trials
 
 
 def main() -> int:

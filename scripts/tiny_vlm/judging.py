@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
 
-from tiny_vlm.questions import Question, ask
-from tiny_vlm.scenes import draw_scene
-from tiny_vlm.sizes import CELL, GRIDS, choose_size
+from tiny_vlm.trials import Trial
 
 NEW_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One held-out question and its picture in its original size."""
-
-    picture: Image.Image
-    question: Question
-
-    @property
-    def on_grid(self) -> bool:
-        """Whether the image processor leaves the size alone."""
-        return all(side % CELL == 0 and side <= 8 * CELL for side in self.picture.size)
-
-
-def held_out_trials(count: int, seed: int) -> list[Trial]:
-    """Half free and half letters; set of places, pair of words and letter of the answer never seen in training."""
-    trials = []
-    for index in range(count):
-        rng = Random(f"held out/{seed}/{index}")
-        scene = draw_scene(rng, choose_size(rng, rng.choice(GRIDS)), rng.randint(3, 5), held_out=True)
-        trials.append(Trial(scene.picture, ask(rng, scene.parts, letters=index % 2 == 1, held_out=True)))
-    return trials
 
 
 class Answerer:
@@ -106,8 +78,3 @@ def report(title: str, counts: dict[str, tuple[int, int]]) -> str:
         f"  {name:22s} {right:4d} / {asked:4d}  {100 * right / asked:5.1f} %" for name, (right, asked) in counts.items()
     ]
     return "\n".join(lines)
-
-
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer of a saved checkpoint."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
