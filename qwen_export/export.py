@@ -35,6 +35,7 @@ def export_vlm(
     components: Iterable[str] | None = None,
     graph_only: bool = False,
     overwrite: bool = False,
+    allow_not_finite: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Export a vision-language model: vision encoder, embedding and decoder.
@@ -45,6 +46,7 @@ def export_vlm(
         components: only these; by default all three.
         graph_only: write the graphs without weight data; `bind` adds it.
         overwrite: replace a package that is there already.
+        allow_not_finite: keep weights with NaN or infinity (also from a cast) and list them in the manifest.
         progress: told the steps, and bytes while weights are written.
 
     Raises:
@@ -54,7 +56,7 @@ def export_vlm(
     chosen = tuple(COMPONENTS if components is None else components)
     if TEXT in chosen:
         raise UsageError("The text-only graph is a package of its own: use export_text, or `qwen-export text`.")
-    return _export(source, Path(output), chosen, recipe, overwrite, Stages(progress))
+    return _export(source, Path(output), chosen, recipe, overwrite, allow_not_finite, Stages(progress))
 
 
 def export_text(
@@ -65,11 +67,12 @@ def export_text(
     revision: str | None = None,
     graph_only: bool = False,
     overwrite: bool = False,
+    allow_not_finite: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Export the language model alone, as one graph that takes token ids. Arguments as in `export_vlm`."""
     source = open_source(checkpoint, revision=revision, graph_only=graph_only)
-    return _export(source, Path(output), (TEXT,), recipe, overwrite, Stages(progress))
+    return _export(source, Path(output), (TEXT,), recipe, overwrite, allow_not_finite, Stages(progress))
 
 
 def export_component(
@@ -79,6 +82,7 @@ def export_component(
     *,
     recipe: Recipe | None = None,
     revision: str | None = None,
+    allow_not_finite: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Export one component into a package that exists; the files of the others stay as they are.
@@ -106,12 +110,25 @@ def export_component(
             versions=current_versions(),
         )
         return complete(
-            staging, draft, assets={}, snapshot=source.snapshot, components=[component], stages=stages, kept=kept
+            staging,
+            draft,
+            assets={},
+            snapshot=source.snapshot,
+            components=[component],
+            stages=stages,
+            kept=kept,
+            allow_not_finite=allow_not_finite,
         )
 
 
 def _export(
-    source: Source, output: Path, asked: Iterable[str], recipe: Recipe, overwrite: bool, stages: Stages
+    source: Source,
+    output: Path,
+    asked: Iterable[str],
+    recipe: Recipe,
+    overwrite: bool,
+    allow_not_finite: bool,
+    stages: Stages,
 ) -> ExportResult:
     source.check(asked)
     components = check_components(source.config, asked)
@@ -120,7 +137,13 @@ def _export(
         records = {name: _graphs(name, source, recipe, staging, stages) for name in components}
         draft = Manifest(ABSENT, recipe, source.identity, records, current_versions())
         return complete(
-            staging, draft, assets=source.assets, snapshot=source.snapshot, components=components, stages=stages
+            staging,
+            draft,
+            assets=source.assets,
+            snapshot=source.snapshot,
+            components=components,
+            stages=stages,
+            allow_not_finite=allow_not_finite,
         )
 
 

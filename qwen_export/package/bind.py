@@ -20,6 +20,7 @@ def bind(
     *,
     revision: str | None = None,
     overwrite: bool = False,
+    allow_not_finite: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Make a package from the graphs of another one and the weights of a checkpoint.
@@ -30,6 +31,7 @@ def bind(
         graphs: package whose graphs are taken, usually a graph-only one.
         checkpoint: folder or hub id; its config must state the same facts as the graphs' config.
         overwrite: replace a package that is at `output` already; this may be `graphs` itself.
+        allow_not_finite: keep weights with NaN or infinity (also from a cast) and list them in the manifest.
 
     Raises:
         CheckpointError: the checkpoint does not fit the graphs.
@@ -53,4 +55,5 @@ def bind(
             snapshot=source.snapshot,
             components=package.components,
             stages=stages,
+            allow_not_finite=allow_not_finite,
         )

@@ -85,6 +85,7 @@ def complete(
     components: Sequence[str],
     stages: Stages,
     kept: Mapping[str, FileRecord] | None = None,
+    allow_not_finite: bool = False,
 ) -> ExportResult:
     """Turn a staging folder that holds the graphs into the finished package.
 
@@ -94,12 +95,13 @@ def complete(
         snapshot: where weights come from; None for a graph-only package.
         components: those whose weights are written now.
         kept: records of files already in the staging folder, taken over unchanged.
+        allow_not_finite: keep weights with NaN or infinity and say so in the manifest, instead of refusing them.
     """
     kept = kept or {}
     copy_assets(assets, staging.folder)
     hashes: dict[str, str] = {}
     if snapshot is not None:
-        streamed = _stream(staging, draft, snapshot, components, stages)
+        streamed = _stream(staging, draft, snapshot, components, stages, allow_not_finite)
         hashes = {file.relative_to(staging.folder).as_posix(): sha for file, sha in streamed.file_sha256.items()}
         written = _tensor_records(snapshot, streamed)
         _check_shared(draft, written, components)
@@ -172,7 +174,12 @@ def file_record(file: Path, sha256: str | None = None) -> FileRecord:
 
 
 def _stream(
-    staging: Staging, draft: Manifest, snapshot: Snapshot, components: Sequence[str], stages: Stages
+    staging: Staging,
+    draft: Manifest,
+    snapshot: Snapshot,
+    components: Sequence[str],
+    stages: Stages,
+    allow_not_finite: bool,
 ) -> Streamed:
     files = data_files(staging.folder, draft, components)
     total = sum(file.layout.size for file in files)
@@ -180,7 +187,7 @@ def _stream(
     free = shutil.disk_usage(staging.folder).free
     memory = working_memory(files)
     stages.begin("weights", f"{total:,} bytes to write, {free:,} free; about {memory >> 20} MiB of memory")
-    return stream(files, snapshot, progress=stages.progress)
+    return stream(files, snapshot, progress=stages.progress, allow_not_finite=allow_not_finite)
 
 
 def _check_shared(draft: Manifest, written: dict[str, TensorRecord], components: Sequence[str]) -> None:

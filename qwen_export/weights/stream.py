@@ -176,7 +176,9 @@ class _Crew:
 
     def _report(self, name: str, values: np.ndarray, run: Run, binding: Binding) -> None:
         key = run.part.tensor
-        where = f" in {self.snapshot.tensors[key].file}" if key else ""
+        shard = self.snapshot.tensors[key].file if key else None
+        # what is kept goes into the manifest, which names no folder
+        where = f" in {shard.name if self.allow_not_finite else shard}" if shard else ""
         finite = all(is_finite(np.ascontiguousarray(row, np.float32), "float32") for row in np.array_split(values, 64))
         if finite:
             limit = " (65,504)" if binding.dtype == FLOAT16 else ""

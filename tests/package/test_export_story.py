@@ -281,3 +281,19 @@ def test_code_beside_the_weights_is_not_copied(tiny_checkpoint: Path, tmp_path: 
     export_vlm(copy, tmp_path / "pkg")
     export_vlm(tiny_checkpoint, tmp_path / "plain")
     assert contents(tmp_path / "pkg") == contents(tmp_path / "plain")
+
+
+def test_weights_with_nan_are_refused_by_name_or_kept_when_asked(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    from qwen_export.checkpoint import open_snapshot
+
+    copy = Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
+    info = open_snapshot(copy).tensors["lm_head.weight"]
+    with open(info.file, "r+b") as file:
+        file.seek(info.start + 10)
+        file.write(b"\xc0\x7f")
+    with pytest.raises(CheckpointError, match=r"^lm_head\.weight in .*\.safetensors holds NaN"):
+        export_vlm(copy, tmp_path / "pkg")
+    only(tmp_path, "checkpoint")
+    result = export_vlm(copy, tmp_path / "pkg", allow_not_finite=True)
+    assert result.report.ok
+    assert any("lm_head.weight" in note and "NaN" in note for note in result.report.notes)
