@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qwen_export.contract import VISION_ENCODER
 from qwen_export.errors import InputError, UsageError
 from qwen_export.package import Package
 from qwen_export.runtime.engine import Engine
@@ -91,7 +92,7 @@ class Chat:
         for item in media:
             if item.note and on_note:
                 on_note(item.note)
-        prompt = self._prompt(text, media)
+        prompt, state = self._prompt(text, media), self._state_after_answer()
         stream = TextStream(self._builder)
         pieces: list[str] = []
 
@@ -106,7 +107,7 @@ class Chat:
             max_new_tokens=max_new_tokens,
             end_tokens=self._ends,
             sampler=self._sampler,
-            state=self._state,
+            state=state,
             slice_size=self._slice,
             on_token=lambda row, token: emit(stream.push(token)),
         )
@@ -117,7 +118,7 @@ class Chat:
     def _open_media(self, images: Sequence[ImageSource], video: VideoSource | None, fps: float | None) -> list[Media]:
         if fps is not None and video is None:
             raise UsageError("--fps belongs to --video.")
-        if (images or video is not None) and self._package.config.vision is None:
+        if (images or video is not None) and VISION_ENCODER not in self._package.components:
             raise InputError(f"{self._package.folder} has no vision encoder: it takes text only.")
         media: list[Media] = []
         if images:
@@ -132,11 +133,19 @@ class Chat:
         if self._state is None:
             system = [] if self._system is None else [{"role": "system", "content": self._system}]
             return self._builder.encode(self._builder.render([*system, message], thinking=self._thinking), media)
-        following = self._builder.encode(self._builder.render_next_turn(message, thinking=self._thinking), media)
-        # The template closes the answer with its own end mark. If the model said that mark itself it is not repeated;
-        # any other end token is replaced by it, as the template would write the conversation.
-        unfed = [token for token in self._unfed if token not in self._ends]
-        return Prompt(np.concatenate([np.array(unfed, np.int64), following.input_ids]), following.media)
+        return self._builder.encode(self._builder.render_next_turn(message, thinking=self._thinking), media)
+
+    def _state_after_answer(self) -> State | None:
+        """States that have seen the whole last answer, but for its end token.
+
+        The template closes an answer with its own end mark. If the model said that mark itself it is not repeated; any
+        other end token is replaced by it, as the template would write the conversation.
+        """
+        state = self._state
+        for token in self._unfed:
+            if state is not None and token not in self._ends:
+                _, state = self._engine.decode(np.array([token], np.int64), state)
+        return state
 
 
 def _answer(text: str, made: Generation, media: Sequence[Media]) -> Answer:

@@ -101,7 +101,8 @@ class Engine:
         Args:
             mask: int64 [B, S], 0 for left padding of rows whose states are still empty; default all ones.
             positions: int64 [3, B, S]; default text that continues each row.
-            features: [F, D] feature rows of the placeholders among these ids, in (row, token) order.
+            features: [F, D] feature rows of the placeholders among these ids, in (row, token) order. None leaves
+                placeholders (a model may say one itself) their own embedding, as Transformers does without pictures.
             want_logits: False skips the copy of logits to the host (and returns an empty array).
 
         Returns:
@@ -111,8 +112,8 @@ class Engine:
         total_mask = self._checked_mask(state, new_mask)
         if positions is None:
             positions = text_positions(state.next_position, ids.shape[1])
+        self._check_ids(ids, features)
         features = self.graphs.no_features() if features is None else features
-        self._check_features(ids, features)
         inputs: dict[str, Any] = {"attention_mask": total_mask, "position_ids": positions, **state.values}
         if self.graphs.decoder == TEXT:
             inputs["input_ids"] = ids
@@ -176,12 +177,12 @@ class Engine:
             )
         return mask
 
-    def _check_features(self, ids: np.ndarray, features: np.ndarray) -> None:
+    def _check_ids(self, ids: np.ndarray, features: np.ndarray | None) -> None:
         vocabulary = self.config.text.vocab_size
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise InputError(f"Token {ids.max()} is outside the vocabulary of {vocabulary} tokens.")
         placeholders = int(np.isin(ids, self._media_ids).sum())
-        if placeholders != len(features):
+        if features is not None and placeholders != len(features):
             raise InputError(f"{placeholders} placeholder tokens but {len(features)} feature rows were given.")
 
     def _check_length(self, length: int) -> None:

@@ -78,6 +78,11 @@ class ImagePreprocessor:
         size = {key: self._processor.size[key] for key in ("shortest_edge", "longest_edge")}
         self.size = (limits or PixelLimits()).apply(size, self.factor)
 
+    @property
+    def upstream(self) -> Any:
+        """Transformers' processor, with the checkpoint's settings."""
+        return self._processor
+
     def prepare(self, source: ImageSource, name: str | None = None) -> Media:
         """Open one picture and cut it into patch rows."""
         name = name or describe(source)

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qwen_export.contract import BFLOAT16, DECODER, TEXT
+from qwen_export.contract import BFLOAT16, DECODER, EMBEDDING, TEXT
 from qwen_export.errors import PackageError, UsageError
 from qwen_export.package import Package
 
@@ -121,6 +121,11 @@ def check_runnable(package: Package, device: Device) -> None:
     if device.provider not in PROVIDERS:
         raise UsageError(f"Unknown provider {device.provider!r}. Known: {', '.join(PROVIDERS)}.")
     package.require_weights("run")
+    missing = [c for c in (EMBEDDING, DECODER) if c not in package.components]
+    if missing and TEXT not in package.components:
+        raise PackageError(
+            f"{package.folder} has no {' and no '.join(missing)}, so it cannot answer. Export what is missing into it."
+        )
     if package.recipe.tensor_dtype == BFLOAT16 and device.provider == "cpu":
         raise UsageError(
             "ONNX Runtime has no bf16 kernels on the CPU, so a bf16 package cannot run there: use --provider cuda, or "

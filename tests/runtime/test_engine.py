@@ -160,6 +160,13 @@ def test_counts_are_checked_before_a_graph_runs(engine, tiny_package):
         engine.prefill([Prompt(np.array([1, *[image] * 4, 2]), (bad,))])
 
 
+def test_a_placeholder_that_the_model_says_itself_is_an_ordinary_token(engine, tiny_package, prompts):
+    _, state = engine.prefill([prompts[0]])
+    logits, after = engine.decode(np.array([tiny_package.config.image_token_id]), state)
+    assert np.isfinite(logits).all()
+    assert after.next_position[0] == state.next_position[0] + 1
+
+
 def test_requests_beyond_the_model_are_refused_before_work(engine, monkeypatch):
     monkeypatch.setattr(engine.graphs, "run", None)
     limit = engine.max_length

@@ -23,7 +23,7 @@ def fake_package(tmp_path, dtype="fp32", graph_only=False):
         folder=tmp_path,
         recipe=Recipe(dtype=dtype),
         require_weights=require_weights,
-        components=("decoder",),
+        components=("embedding", "decoder"),
         graph_path=lambda component: tmp_path / component / "model.onnx",
     )
 
@@ -44,6 +44,15 @@ def test_bf16_on_the_cpu(tmp_path):
 def test_graph_only(tmp_path):
     with pytest.raises(PackageError, match="graph-only"):
         check_runnable(fake_package(tmp_path, graph_only=True), Device("cpu"))
+
+
+def test_a_package_without_a_decoder(tmp_path):
+    package = fake_package(tmp_path)
+    package.components = ("embedding",)
+    with pytest.raises(PackageError, match="has no decoder, so it cannot answer"):
+        check_runnable(package, Device("cpu"))
+    package.components = ("text",)
+    check_runnable(package, Device("cpu"))
 
 
 def test_unknown_and_missing_providers(tmp_path):
@@ -70,8 +79,8 @@ def test_a_graph_that_cannot_be_opened_names_itself(tmp_path):
     sessions = Sessions(fake_package(tmp_path))
     with pytest.raises(PackageError, match="cannot open the decoder"):
         sessions.get("decoder")
-    with pytest.raises(PackageError, match="has no embedding"):
-        sessions.get("embedding")
+    with pytest.raises(PackageError, match="has no vision_encoder"):
+        sessions.get("vision_encoder")
 
 
 def test_a_silent_fall_back_to_the_cpu_is_an_error(tmp_path, monkeypatch):
