@@ -1,0 +1,211 @@
+"""The story of a verdict: hash, reference, run the package on every case, compare, judge, and find the place."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from qwen_export.checkpoint import open_snapshot
+from qwen_export.contract import FLOAT32, VISION_ENCODER
+from qwen_export.errors import UsageError
+from qwen_export.package import Package, open_package
+from qwen_export.verify.candidate import Candidate
+from qwen_export.verify.cases import SUITES, Case
+from qwen_export.verify.collect import CASE, Said, collect, source_digest
+from qwen_export.verify.graph_runners import Arrays, open_runner
+from qwen_export.verify.identity import check_identity
+from qwen_export.verify.outcome import FreeRun, VerifyReport, versions_here
+from qwen_export.verify.parity import Ledger
+from qwen_export.verify.reference_file import PEER, TRUTH, Reference
+from qwen_export.verify.verdict import judge
+
+
+class Progress(Protocol):
+    """Is told what is being done."""
+
+    def stage(self, name: str) -> None: ...
+
+
+def verify(
+    package: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    suite: str = "quick",
+    provider: str = "cpu",
+    reference: Path | None = None,
+    save_reference: Path | None = None,
+    report: Path | None = None,
+    bisect: bool = False,
+    deep: bool = False,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Compare a package with Transformers, tensor by tensor.
+
+    Args:
+        checkpoint: folder or hub id of the checkpoint the package came from; not needed with `reference`.
+        suite: `quick` or `full`.
+        provider: `cpu` or `cuda`.
+        reference: a file that `save_reference` wrote; neither torch nor the checkpoint is needed then.
+        report: where to write the HTML page.
+        bisect: name the first layer and operation where the package leaves the truth.
+        deep: hash every source tensor instead of a sample.
+
+    Raises:
+        QwenExportError: nothing could be judged. A verdict, good or bad, is in the report.
+    """
+    started = time.perf_counter()
+    said: Said = progress.stage if progress is not None else _quiet
+    opened = open_package(package)
+    if (checkpoint is None) == (reference is None):
+        raise UsageError("Give one of --checkpoint DIR and --reference FILE to compare with.")
+    if suite not in SUITES:
+        raise UsageError(f"Unknown suite {suite!r}. Known: {', '.join(SUITES)}.")
+    runner = open_runner(opened, provider)
+    snapshot = None if checkpoint is None else open_snapshot(checkpoint)
+    identity = check_identity(opened, snapshot, deep=deep, said=None if progress is None else lambda name: None)
+    with tempfile.TemporaryDirectory(prefix="qwen-export-verify-") as scratch:
+        path = reference or save_reference or Path(scratch) / "reference.npz"
+        if snapshot is not None:
+            inside = _inside(opened) if bisect or save_reference else None
+            collect(opened, snapshot, path, suite=suite, said=said, inside=inside)
+        truth = Reference(path)
+        try:
+            _check_reference(opened, truth)
+            candidate = Candidate(opened, runner)
+            ledger, free_runs, not_run = compare(candidate, truth, said)
+            found = _bisect(opened, truth, said) if bisect else None
+            facts = dict(truth.facts)
+        finally:
+            truth.close()
+    half = opened.recipe.tensor_dtype != FLOAT32
+    result = VerifyReport(
+        package=opened.folder,
+        checkpoint=None if snapshot is None else snapshot.folder,
+        suite=facts["suite"],
+        dtype=opened.recipe.dtype,
+        computed_by=runner.label,
+        reference=facts,
+        versions=versions_here(opened),
+        identity=identity,
+        checks=judge(ledger, half=half),
+        ledger=ledger,
+        free_runs=free_runs,
+        not_run=not_run,
+        layer_kinds=opened.config.text.layer_types,
+        bisect=found,
+        seconds=time.perf_counter() - started,
+    )
+    if report is not None:
+        from qwen_export.verify.report import write_report
+
+        result = replace(result, report=report)
+        write_report(result, report)
+    return result
+
+
+def compare(candidate: Candidate, reference: Reference, said: Said) -> tuple[Ledger, list[FreeRun], dict[str, str]]:
+    """Run the package on every case of a reference and measure. Also gives the cases that were not run, and why.
+
+    The vision encoder is done with all cases before the decoder is opened: one component in memory at a time.
+    """
+    ledger = Ledger(candidate.recipe.tolerances)
+    free_runs: list[FreeRun] = []
+    not_run: dict[str, str] = dict(reference.facts["not_run"])
+    cases = [_stored_case(reference, name) for name in reference.cases]
+    features: dict[str, np.ndarray] = {}
+    if candidate.has(VISION_ENCODER):
+        for case in (case for case in cases if case.media):
+            said(f"package, vision encoder: {case.name}")
+            got = candidate.encode(case)
+            features[case.name] = got["image_features"]
+            _note_all(ledger, reference, case, got)
+        candidate.runner.close(VISION_ENCODER)
+    for index, case in enumerate(cases):
+        reason = candidate.too_long(case)
+        if reason:
+            not_run[case.name] = reason
+            continue
+        said(f"package: {case.name}, {index + 1} of {len(cases)}")
+        given = features.get(case.name)
+        if case.media and given is None:
+            given = reference.get(case.name, TRUTH, "image_features").astype(candidate.dtype)
+        got = candidate.run(case, given, lambda name, case=case: reference.get(case.name, TRUTH, name))  # type: ignore[misc]
+        _note_all(ledger, reference, case, got)
+        if "step_logits" in got:
+            free_runs.append(_free_run(reference, case, got))
+    return ledger, free_runs, not_run
+
+
+def _note_all(ledger: Ledger, reference: Reference, case: Case, got: Arrays) -> None:
+    columns = got.pop("logits_columns", None)
+    positions = got.pop("positions", None)
+    if positions is not None:
+        real = np.pad(case.mask.astype(bool), ((0, 0), (0, case.steps)), constant_values=True)
+        if not np.array_equal(positions[:, real], reference.get(case.name, TRUTH, "positions")[:, real]):
+            ledger.wrong_positions.append(case.name)
+    for name, ours in got.items():
+        truth = reference.get(case.name, TRUTH, name)
+        peer = reference.get(case.name, PEER, name) if reference.has(case.name, PEER, name) else truth
+        at = case
+        if name == "logits" and columns is not None:
+            truth, peer = truth[:, columns], peer[:, columns]
+            at = replace(case, positions=tuple(case.positions[i] for i in columns))
+        ledger.note(at, name, ours, truth, peer)
+
+
+def _free_run(reference: Reference, case: Case, got: Arrays) -> FreeRun:
+    """How long the package's own greedy choice is the truth's."""
+    tokens = reference.get(case.name, TRUTH, "tokens")
+    margins = reference.get(case.name, TRUTH, "margins")
+
+    def chosen(side: str | None) -> np.ndarray:
+        if side is None:
+            first, rest = got["logits"], got["step_logits"]
+        else:
+            first, rest = (reference.get(case.name, side, name) for name in ("logits", "step_logits"))
+        return np.concatenate([first[:, -1:], rest[:, :-1]], axis=1).astype(np.float32).argmax(-1)
+
+    differs = chosen(None) != tokens
+    peer = chosen(PEER) != tokens if reference.has(case.name, PEER, "logits") else None
+    lead = float(margins[differs].max()) if differs.any() else 0.0
+    return FreeRun(case.name, tokens.shape[1], _same_until(differs), None if peer is None else _same_until(peer), lead)
+
+
+def _same_until(differs: np.ndarray) -> int:
+    """Steps until the first row chooses another token."""
+    any_row = differs.any(axis=0)
+    return int(any_row.argmax()) if any_row.any() else len(any_row)
+
+
+def _stored_case(reference: Reference, name: str) -> Case:
+    return Case.from_arrays({key: reference.get(name, CASE, key) for key in reference.names(name, CASE)})
+
+
+def _check_reference(package: Package, reference: Reference) -> None:
+    if reference.facts["source"] != source_digest(package):
+        raise UsageError(
+            f"{reference.path} was made for another checkpoint or dtype than {package.folder} "
+            f"({package.recipe.dtype}). Make one with --checkpoint DIR --save-reference FILE."
+        )
+
+
+def _inside(package: Package) -> Callable[[Any, Any], None]:
+    from qwen_export.verify.bisect_truth import note_inside
+
+    return lambda model, writer: note_inside(model, writer, package)
+
+
+def _bisect(package: Package, reference: Reference, said: Said) -> Any:
+    from qwen_export.verify.bisect import bisect
+
+    return bisect(package, reference, said)
+
+
+def _quiet(name: str) -> None:
+    pass
