@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from qwen_export.model_config import ModelConfig, read_config
 
 if TYPE_CHECKING:
     from tests.bound_graph import TinyGraphs
+
+# before torch is imported: the tensors of these tests are small, a second thread costs more than it gives
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +39,6 @@ def tiny_upstream(tiny_checkpoint: Path) -> Any:
     import torch
     from transformers import Qwen3_5ForConditionalGeneration
 
-    # these tensors are small: a second thread costs more than it gives
-    torch.set_num_threads(1)
     return Qwen3_5ForConditionalGeneration.from_pretrained(
         tiny_checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     ).eval()
