@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qwen_export.errors import UsageError
-from qwen_export.package.lock import OutputLock
+from qwen_export.package.lock import OutputLock, lock_file
 from qwen_export.package.manifest import holds_manifest
 from qwen_export.package.places import check_output
 
@@ -83,10 +83,10 @@ def staged(output: Path, *, overwrite: bool, checkpoint: Path | None = None) -> 
     The folder is removed on every way out but `Staging.swap`. Writing errors become one sentence that names the place.
     """
     output = absolute(output)
-    check_output(output, overwrite=overwrite, checkpoint=checkpoint)
     staging = Staging(output, output)
     made: list[Path] = []
     try:
+        check_output(output, overwrite=overwrite, checkpoint=checkpoint)
         made += _make_parents(output.parent)
         with OutputLock(output):
             recover(output)
@@ -110,8 +110,9 @@ def staged(output: Path, *, overwrite: bool, checkpoint: Path | None = None) -> 
 
 def absolute(output: Path) -> Path:
     """The absolute path of an output: links in its parents are followed, the last name is taken as it is."""
-    output = Path(output).expanduser()
-    output = Path.cwd() / output
+    if "\0" in str(output):
+        raise UsageError(f"{str(output)!r} is no path. Choose another.")
+    output = Path.cwd() / Path(output).expanduser()
     if output.name in ("", ".."):
         return output.resolve()
     return output.parent.resolve() / output.name
@@ -203,11 +204,20 @@ def _explain(error: OSError, staging: Staging) -> str | None:
                 f"file system's); the package needs {staging.needed:,} bytes, {free:,} are free. Raise the limit."
             )
         return _no_space(staging.output, staging.needed, free)
-    if error.errno in _REFUSED:
+    if error.errno in _REFUSED or _is_about(error, staging):
         at = f" at {error.filename}" if error.filename else ""
         reason = f"{staging.output} cannot be written: {error.strerror}{at}."
         return f"{reason} Check the folder, or choose another --output."
     return None
+
+
+def _is_about(error: OSError, staging: Staging) -> bool:
+    """Whether an error names a place that we write, or a folder above it."""
+    if not isinstance(error.filename, str | os.PathLike):
+        return False
+    place = Path(error.filename)
+    written = (staging.folder, staging.output, lock_file(staging.output), old_folder(staging.output))
+    return place in staging.output.parents or any(place == own or own in place.parents for own in written)
 
 
 def _no_space(output: Path, needed: int, free: int) -> str:

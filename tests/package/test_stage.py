@@ -163,6 +163,20 @@ def test_writing_errors_become_one_sentence(tmp_path: Path, code: int, sentence:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(("output", "sentence"), [("x" * 300, "File name too long"), ("nul\0byte", "is no path")])
+def test_impossible_places_are_one_sentence(tmp_path: Path, output: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence), staged(tmp_path / output, overwrite=False):
+        pytest.fail("went on")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("output", ["/proc/pkg", "/proc/new/pkg", "/dev/null/pkg"])
+def test_places_that_take_no_folder_are_one_sentence(output: str) -> None:
+    with pytest.raises(UsageError, match=f"^{output} cannot be written"), staged(Path(output), overwrite=False):
+        pytest.fail("went on")
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
