@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from qwen_export.checkpoint import ASSET_FILES
 from qwen_export.errors import UsageError
-from qwen_export.package.manifest import FileRecord, Manifest, write_manifest
+from qwen_export.package.manifest import MANIFEST, FileRecord, Manifest, is_plain_path, write_manifest
 from qwen_export.package.open import Package, open_package
 from qwen_export.package.stage import Staging, staged
 from qwen_export.package.write import ExportResult, Stages, audit_staged, file_record
@@ -38,18 +39,20 @@ def add_metadata_files(
     """Add small files to a package, or replace those of the same name. Graphs and weights stay as they are.
 
     Args:
-        files: file name at the package's root -> content, for instance `genai_config.json`.
+        files: path in the package -> content, for instance `genai_config.json`. The checkpoint's own files stay.
     """
     stages = Stages(progress)
     opened = open_package(package)
     for name in files:
-        if "/" in name or not name.endswith(".json"):
-            raise UsageError(f"{name} cannot be added to a package: metadata are .json files at its root.")
+        if not is_plain_path(name) or not name.endswith((".json", ".jinja")) or name in (MANIFEST, *ASSET_FILES):
+            raise UsageError(f"{name} cannot be added to a package: metadata are .json and .jinja files of their own.")
     with staged(opened.folder, overwrite=True) as staging:
         stages.begin("metadata", ", ".join(files))
         kept = keep_files(staging, opened, without=set(files))
         for name, content in files.items():
-            (staging.folder / name).write_bytes(content)
+            target = staging.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
         records = {**kept, **{name: file_record(staging.folder / name) for name in files}}
         manifest = replace(opened.manifest, files=dict(sorted(records.items())))
         write_manifest(staging.folder, manifest)

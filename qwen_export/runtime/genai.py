@@ -56,12 +56,31 @@ class Feeder:
         self._limits = limits
         self._images: ImagePreprocessor | None = None
 
+    @property
+    def has_vision(self) -> bool:
+        """Whether the package takes pictures."""
+        return not self._is_text
+
+    @property
+    def vocabulary(self) -> int:
+        """V, logits of one position."""
+        return self.package.config.text.vocab_size
+
+    @property
+    def tokenizer(self) -> Any:
+        """Transformers' tokenizer of the package."""
+        return self._builder.tokenizer
+
+    def open_image(self, source: ImageSource) -> Media:
+        """A picture as Transformers' patch rows and grid."""
+        return self._preprocessor().prepare(source)
+
     def prompt(self, messages: Sequence[Message], *, thinking: bool = False) -> Prompt:
         """Render a conversation and prepare its media.
 
         Args:
-            messages: as chat templates take them; a part `{"type": "image", "image": ...}` holds a path, bytes, a Pillow
-                image or a `Media`, a part `{"type": "video", "video": ...}` a file, a folder of frames or a `Media`.
+            messages: as chat templates take them; a part `{"type": "image", "image": ...}` holds a path, bytes, a
+                Pillow image or a `Media`, a part `{"type": "video", "video": ...}` a file, a folder or a `Media`.
         """
         media: list[Media] = []
         plain = [{**message, "content": self._open_parts(message.get("content"), media)} for message in messages]
@@ -88,8 +107,8 @@ class Feeder:
         return self._builder.encode(text).input_ids.astype(np.int32)
 
     def arrays(self, prompt: Prompt) -> dict[str, np.ndarray]:
-        """The named tensors as arrays: `input_ids` int32 [1, S], and with media `pixel_values` float32 [R, patch width],
-        `image_grid_thw` int64 [M, 3] and `num_image_tokens` int64 [1].
+        """The named tensors as arrays: `input_ids` int32 [1, S], and with media also `pixel_values` float32
+        [R, patch width], `image_grid_thw` int64 [M, 3] and `num_image_tokens` int64 [1].
 
         A video goes in as one picture for each of its frame groups, which is how the model sees it.
         """
@@ -127,8 +146,8 @@ class Feeder:
         length, limit = len(prompt.input_ids) + max_new_tokens, self._model["context_length"]
         if max_new_tokens < 1 or length > limit:
             raise UsageError(
-                f"{len(prompt.input_ids)} prompt tokens and {max_new_tokens} new ones do not fit: a request has at least "
-                f"one new token and at most {limit} tokens in all."
+                f"{len(prompt.input_ids)} prompt tokens and {max_new_tokens} new ones do not fit: a request has at "
+                f"least one new token and at most {limit} tokens in all."
             )
         parameters = genai.GeneratorParams(model)
         parameters.set_search_options(**{**search, "max_length": length})
@@ -176,7 +195,7 @@ class Feeder:
         if kind == VIDEO:
             video: VideoSource = source
             return prepare_video(video, read_settings(self.package.folder, self._limits))
-        return self._preprocessor().prepare(source)
+        return self.open_image(source)
 
     def _preprocessor(self) -> ImagePreprocessor:
         self._images = self._images or ImagePreprocessor(self.package.folder, self._limits)
@@ -214,13 +233,12 @@ def open_model(package: Package | str | Path, *, provider: str | None = None, th
     """
     genai = import_genai()
     opened = package if isinstance(package, Package) else open_package(package)
-    named = _named_providers(read_genai_config(opened))
-    wanted = provider or ("cuda" if "cuda" in named else "cpu")
+    wanted = provider or named_provider(read_genai_config(opened))
     check_runnable(opened, Device(wanted))
     if wanted == "cuda" and not genai.is_cuda_available():
         raise UsageError(
-            "The installed GenAI has no CUDA: pip uninstall onnxruntime-genai, then pip install 'qwen-export[genai-cuda]'; "
-            "or use --provider cpu (in Python: provider='cpu')."
+            "The installed GenAI has no CUDA: pip uninstall onnxruntime-genai, then pip install "
+            "'qwen-export[genai-cuda]'; or use --provider cpu (in Python: provider='cpu')."
         )
     try:
         config = genai.Config(str(opened.folder))
@@ -277,9 +295,15 @@ def import_genai() -> Any:
     return onnxruntime_genai
 
 
-def _named_providers(config: dict[str, Any]) -> set[str]:
+def named_provider(config: dict[str, Any]) -> str:
+    """`cuda` or `cpu`: where a genai_config.json has the package run."""
     options = config["model"]["decoder"].get("session_options", {}).get("provider_options", [])
-    return {name.lower() for entry in options for name in entry}
+    return "cuda" if any(name.lower() == "cuda" for entry in options for name in entry) else "cpu"
+
+
+def genai_version() -> str:
+    """Version of the installed GenAI."""
+    return next(metadata.version(name) for name in DISTRIBUTIONS if _is_installed(name))
 
 
 def _is_installed(name: str) -> bool:
