@@ -41,10 +41,13 @@ def lower(model: ir.Model, recipe: Recipe, *, single_step: bool = False) -> None
         RemoveUnusedNodesPass()(model)
         # last: numbers follow the final order of nodes
         rename(model)
-    left = sorted({node.op_type for node in model.graph if node.domain not in ("", "ai.onnx")})
-    left += sorted({node.op_type for node in model.graph if node.op_type.startswith("Sequence")})
+    left = {
+        node.op_type
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if node.domain not in ("", "ai.onnx") or "Sequence" in node.op_type
+    }
     if left:
-        raise InternalError(f"Operators left after all passes: {', '.join(left)}.")
+        raise InternalError(f"Operators left after all passes: {', '.join(sorted(left))}.")
 
 
 @contextlib.contextmanager
