@@ -25,8 +25,8 @@ from qwen_export.package.places import listing
 from qwen_export.package.stage import MARKER, Staging
 from qwen_export.weights import DataFile, Progress, Streamed, plan_layout, stream, working_memory
 
-_SPARE_BYTES = 32 << 20
-"""Room asked for beside the weights: graphs, assets, manifest."""
+_MANIFEST_ROOM = 1 << 20
+"""Room asked for beside weights and assets; the graphs are there already."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ def complete(
         allow_not_finite: keep weights with NaN or infinity and say so in the manifest, instead of refusing them.
     """
     kept = kept or {}
+    sizes = [len(a) if isinstance(a, bytes) else a.stat().st_size for a in assets.values()]
+    weights = sum(file.layout.size for file in data_files(staging.folder, draft, components)) if snapshot else 0
+    staging.need(weights + sum(sizes) + _MANIFEST_ROOM)
     copy_assets(assets, staging.folder)
     hashes: dict[str, str] = {}
     if snapshot is not None:
@@ -183,7 +186,6 @@ def _stream(
 ) -> Streamed:
     files = data_files(staging.folder, draft, components)
     total = sum(file.layout.size for file in files)
-    staging.need(total + _SPARE_BYTES)
     free = shutil.disk_usage(staging.folder).free
     memory = working_memory(files)
     stages.begin("weights", f"{total:,} bytes to write, {free:,} free; about {memory >> 20} MiB of memory")
