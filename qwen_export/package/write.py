@@ -98,10 +98,11 @@ def complete(
         allow_not_finite: keep weights with NaN or infinity and say so in the manifest, instead of refusing them.
     """
     kept = kept or {}
-    sizes = [len(a) if isinstance(a, bytes) else a.stat().st_size for a in assets.values()]
     weights = sum(file.layout.size for file in data_files(staging.folder, draft, components)) if snapshot else 0
-    staging.need(weights + sum(sizes) + _MANIFEST_ROOM)
-    copy_assets(assets, staging.folder)
+    contents = {name: asset if isinstance(asset, bytes) else read_asset(name, asset) for name, asset in assets.items()}
+    staging.need(weights + sum(map(len, contents.values())) + _MANIFEST_ROOM)
+    for name, content in contents.items():
+        (staging.folder / name).write_bytes(content)
     hashes: dict[str, str] = {}
     if snapshot is not None:
         streamed = _stream(staging, draft, snapshot, components, stages, allow_not_finite)
@@ -141,20 +142,15 @@ def audit_staged(staging: Staging) -> AuditReport:
     return report
 
 
-def copy_assets(assets: Mapping[str, Path | bytes], folder: Path) -> None:
-    """Copy the named assets byte for byte as regular files. A link must stay inside the checkpoint or its hub cache."""
-    for name, source in assets.items():
-        if name not in ASSET_FILES and not isinstance(source, bytes):
-            raise InternalError(f"{name} is not on the list of assets.")
-        if isinstance(source, bytes):
-            (folder / name).write_bytes(source)
-            continue
-        _check_link(source)
-        try:
-            content = source.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from None
-        (folder / name).write_bytes(content)
+def read_asset(name: str, source: Path) -> bytes:
+    """Read an asset, byte for byte. Only named ones; a link must stay inside the checkpoint or its hub cache."""
+    if name not in ASSET_FILES:
+        raise InternalError(f"{name} is not on the list of assets.")
+    _check_link(source)
+    try:
+        return source.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}.") from None
 
 
 def _check_link(source: Path) -> None:
