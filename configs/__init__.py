@@ -1,1 +1,1 @@
-"""Model configs in Transformers' own format, shipped as data; `qwen_export.checkpoint.load_config` finds them by name."""
+"""Model configs in Transformers' own format, shipped as data; `checkpoint.load_config` finds them by name."""

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from qwen_export import __version__
-from qwen_export.cli import checkpoint_commands, export_commands, package_commands, runtime_commands
+from qwen_export.cli import (
+    checkpoint_commands,
+    evaluate_command,
+    export_commands,
+    package_commands,
+    runtime_commands,
+    verify_commands,
+)
 from qwen_export.cli.examples import epilog
 from qwen_export.cli.outcome import Outcome, command
 from qwen_export.cli.output import close_pipe, prepare_streams
@@ -22,6 +29,8 @@ COMMANDS: dict[str, tuple[str, Callable[..., Outcome]]] = {
     "decoder": ("Export", export_commands.decoder),
     "bind": ("Export", export_commands.bind),
     "run": ("Run", runtime_commands.run),
+    "evaluate": ("Run", evaluate_command.evaluate),
+    "verify": ("Look and judge", verify_commands.verify),
     "audit": ("Look and judge", package_commands.audit),
     "inspect": ("Look and judge", package_commands.inspect),
     "diff": ("Look and judge", package_commands.diff),

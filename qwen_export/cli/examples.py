@@ -42,6 +42,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qwen-export audit pkg",
         "qwen-export audit pkg --deep --json",
     ),
+    "verify": (
+        PACKAGE,
+        "qwen-export verify pkg --checkpoint ckpt",
+        "qwen-export verify pkg --checkpoint ckpt --report verify.html --json",
+    ),
     "inspect": (
         "qwen-export inspect ckpt",
         PACKAGE,
@@ -57,6 +62,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'qwen-export run pkg --prompt "Name three colours." --max-new-tokens 8',
         'qwen-export run pkg --prompt "Hello" --max-new-tokens 4 --json',
     ),
+    "evaluate": (
+        PACKAGE,
+        "qwen-export evaluate ai2d pkg --data ai2d --limit 4 --resume",
+        "qwen-export evaluate ai2d --rescore ai2d-evaluation --output rescored",
+    ),
     "synth": (
         CHECKPOINT,
         "qwen-export synth big --config qwen3.8-27b --plan",
@@ -67,4 +77,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 def epilog(name: str) -> str:
     """The closing lines of a command's help."""
     heading = "Examples" if name == "synth" else f"Examples, after: {CHECKPOINT}"
-    return "\n\n".join((heading, *EXAMPLES[name]))
+    if name == "evaluate":
+        heading += ", and with lmms-lab-encoder/ai2d in the folder ai2d"
+    return "\n\n".join((heading, *EXAMPLES.get(name, ())))

@@ -47,6 +47,13 @@ class KvCache(StrEnum):
     static = "static"
 
 
+class Provider(StrEnum):
+    """ONNX Runtime execution provider."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 Checkpoint = Annotated[
     str,
     typer.Option(
@@ -106,6 +113,7 @@ AsJson = Annotated[
     bool, typer.Option("--json", metavar="", help="One JSON document on stdout, everything else on stderr.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", metavar="", help="Say more on stderr; show tracebacks.")]
+ProviderOption = Annotated[Provider, typer.Option("--provider", help="Where to compute.")]
 Package = Annotated[Path, typer.Argument(metavar="PKG", help="Package folder.", show_default=False)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +15,6 @@ from qwen_export.errors import QwenExportError, UsageError
 
 if TYPE_CHECKING:
     from qwen_export.runtime.chat import Answer, Chat
-
-
-class Provider(StrEnum):
-    """ONNX Runtime execution provider."""
-
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def run(
@@ -40,7 +32,7 @@ def run(
         bool, typer.Option("--thinking/--no-thinking", metavar="", help="Let the model think aloud first.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Limit of the answer.")] = 512,
-    provider: Annotated[Provider, typer.Option("--provider", help="Where to compute.")] = Provider.cpu,
+    provider: opt.ProviderOption = opt.Provider.cpu,
     device: Annotated[int, typer.Option("--device", metavar="N", help="Number of the CUDA device.")] = 0,
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0: the likeliest token.")] = 0.0,
