@@ -41,25 +41,30 @@ class Engine:
         return empty_state(self._specs, batch, self.graphs.device)
 
     def prefill(
-        self, prompts: Sequence[Prompt], state: State | None = None, slice_size: int | None = None
+        self,
+        prompts: Sequence[Prompt],
+        state: State | None = None,
+        slice_size: int | None = None,
+        new_tokens: int = 0,
     ) -> tuple[np.ndarray, State]:
         """Read prompts into the states: new rows (padded on the left as needed), or a further turn of old ones.
 
         Args:
             slice_size: tokens fed at a time; default the recipe's `prefill_slice`.
+            new_tokens: tokens to be decoded afterwards; a request that outgrows the model is refused before any work.
 
         Returns:
             logits of the last token, float32 [B, V], and the new state.
         """
         state = state or self.empty_state(len(prompts))
         ids, mask = self._rows(prompts, state)
-        self._check_length(state.length + ids.shape[1])
         media = [item for prompt in prompts for item in prompt.media]
         grids = {k: np.concatenate([p.grids(k) for p in prompts]) for k in (IMAGE, VIDEO)}
         positions, following = rope_positions(
             ids, self.config, image_grids=grids[IMAGE], video_grids=grids[VIDEO], mask=mask, start=state.next_position
         )
         # Sizes are checked before the vision graph runs: what is refused should be refused at once.
+        self._check_room(state.length + ids.shape[1], int(following.max()), new_tokens)
         size = min(slice_size or self.recipe.prefill_slice, ids.shape[1])
         self._check_memory(len(prompts), size, state.length + ids.shape[1] - size, padded=not mask.all())
         features = encode_media(self.graphs, media)
@@ -67,21 +72,20 @@ class Engine:
         logits: Any = None
         for start in range(0, ids.shape[1], size):
             part = slice(start, min(start + size, ids.shape[1]))
-            last = part.stop == ids.shape[1]
             logits, state = self.step(
                 ids[:, part],
                 state,
                 mask=mask[:, part],
                 positions=positions[:, :, part],
                 features=chosen.take(part),
-                want_logits=last,
-                shrink=last and ids.shape[1] > 1,
+                want_logits=part.stop == ids.shape[1],
+                shrink=ids.shape[1] > 1,
             )
         return logits[:, -1].astype(np.float32), replace(state, next_position=following)
 
     def decode(self, tokens: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         """One token for every row, int64 [B]: logits float32 [B, V] and the new state."""
-        self._check_length(state.length + 1)
+        self._check_room(state.length + 1, int(state.next_position.max()) + 1, 0)
         logits, state = self.step(tokens[:, None], state)
         return logits[:, -1].astype(np.float32), state
 
@@ -135,21 +139,6 @@ class Engine:
         logits = to_numpy(outputs["logits"], logits_spec.dtype) if want_logits else np.empty((len(ids), 0, 0))
         return logits, State(values, total_mask, following, self._specs, self.graphs.device, owner)
 
-    def check_room(self, prompt_tokens: int, new_tokens: int, past: int = 0) -> None:
-        """Refuse a request that outgrows the model or its cache, before any work."""
-        room = self.max_length - past - prompt_tokens
-        if room < new_tokens:
-            advice = f"Give --max-new-tokens {room} or less" if room > 0 else "Shorten the prompt or --max-pixels"
-            raise UsageError(
-                f"{past + prompt_tokens} tokens and {new_tokens} new ones are more than the {self.max_length} that "
-                f"{'the static cache holds' if self.recipe.static_length else 'the model was made for'}. {advice}."
-            )
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of one row at most."""
-        return self.recipe.static_length or self.config.text.max_position_embeddings
-
     def _rows(self, prompts: Sequence[Prompt], state: State) -> tuple[np.ndarray, np.ndarray]:
         """Ids and mask [B, S], padded on the left."""
         if len(prompts) != state.batch:
@@ -185,9 +174,17 @@ class Engine:
         if features is not None and placeholders != len(features):
             raise InputError(f"{placeholders} placeholder tokens but {len(features)} feature rows were given.")
 
-    def _check_length(self, length: int) -> None:
-        if length > self.max_length:
-            self.check_room(length, 0)
+    def _check_room(self, length: int, position: int, new_tokens: int) -> None:
+        """Refuse a request that outgrows the cache (counted in tokens) or the model (counted in positions)."""
+        limit = self.config.text.max_position_embeddings
+        rooms = {f"the model has {limit} positions": (position, limit - position)}
+        if self.recipe.static_length:
+            held = self.recipe.static_length
+            rooms[f"the static cache holds {held} tokens"] = (length, held - length)
+        for reason, (used, room) in rooms.items():
+            if room < new_tokens:
+                advice = f"Give --max-new-tokens {room} or less" if room > 0 else "Shorten the prompt or --max-pixels"
+                raise UsageError(f"The prompt takes {used} and {new_tokens} new ones follow, but {reason}. {advice}.")
 
     def _check_memory(self, batch: int, new: int, past: int, *, padded: bool) -> None:
         check_decoder(self._memory, batch, new, past, free_memory(self.graphs.device), padded=padded)

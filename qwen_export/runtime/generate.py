@@ -66,12 +66,10 @@ def generate(
         on_token: called with (row, token) for each new token that is not an end token.
     """
     check_request(max_new_tokens, slice_size)
-    past = state.length if state else 0
-    engine.check_room(max(len(prompt.input_ids) for prompt in prompts), max_new_tokens, past)
     rows: list[list[int]] = [[] for _ in prompts]
     ended = [False] * len(prompts)
     begin = time.perf_counter()
-    logits, state = engine.prefill(prompts, state, slice_size)
+    logits, state = engine.prefill(prompts, state, slice_size, max_new_tokens)
     tokens = sampler.choose(logits)
     first = last = time.perf_counter()
     for step in range(max_new_tokens):

@@ -17,6 +17,8 @@ from qwen_export.model_config import ModelConfig
 from qwen_export.recipe import Recipe
 from qwen_export.runtime.session import Device
 
+MARGIN = 1.2
+"""Estimates are this much above the largest tensors alive at once: an arena never fits them exactly."""
 RESERVE = 256 * 2**20
 """Left free for everybody else."""
 
@@ -44,13 +46,14 @@ class MemoryModel:
         vision = self.config.vision
         assert vision is not None
         rows = num_segments * longest
-        pixels = rows * vision.patch_width * (4 + self._width)
-        activations = rows * (10 * vision.hidden_size + 2 * vision.intermediate_size) * self._width
+        # On the CPU in float32 the graph reads the caller's pixels; elsewhere they are copied and cast.
+        pixels = rows * vision.patch_width * (4 + self._width) if self.device.provider == "cuda" else 0
+        activations = rows * (12 * vision.hidden_size + 2 * vision.intermediate_size) * self._width
         scores = 0
         if self.device.provider == "cpu":
             block = min(self.recipe.effective_attention_block or longest, longest)
-            scores = 2 * num_segments * vision.num_heads * block * longest * 4
-        return pixels + activations + scores
+            scores = num_segments * vision.num_heads * block * longest * 4
+        return int(MARGIN * (pixels + activations + scores))
 
     def decoder(self, batch: int, new: int, past: int, *, padded: bool = False) -> int:
         """One run of the decoder over `new` tokens after `past` ones."""

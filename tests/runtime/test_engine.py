@@ -169,7 +169,7 @@ def test_a_placeholder_that_the_model_says_itself_is_an_ordinary_token(engine, t
 
 def test_requests_beyond_the_model_are_refused_before_work(engine, monkeypatch):
     monkeypatch.setattr(engine.graphs, "run", None)
-    limit = engine.max_length
+    limit = engine.config.text.max_position_embeddings
     settings = {"end_tokens": frozenset(), "sampler": Sampler(Sampling())}
     with pytest.raises(UsageError, match=rf"Give --max-new-tokens {limit - 10} or less"):
         generate(engine, [Prompt(np.arange(10))], max_new_tokens=limit, **settings)
