@@ -18,6 +18,7 @@ from qwen_export.verify.reference_file import PEER, TRUTH, ReferenceWriter
 
 CASE = "case"
 """Side of a reference file that holds the case itself."""
+FLOAT64 = "float64"
 _LIBRARIES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 
 Said = Callable[[str], None]
@@ -56,10 +57,11 @@ def collect(
         for case in cases:
             for name, array in case.to_arrays().items():
                 writer.add(case.name, CASE, name, array)
-        model = ReferenceModel(snapshot, FLOAT32, rounded)
+        truth_dtype = FLOAT64 if dtype == FLOAT32 else FLOAT32
+        model = ReferenceModel(snapshot, truth_dtype, rounded)
         tokens = {}
         for index, case in enumerate(cases):
-            said(f"truth (Transformers, float32): {case.name}, {index + 1} of {len(cases)}")
+            said(f"truth (Transformers, {truth_dtype}): {case.name}, {index + 1} of {len(cases)}")
             found = run_case(model, case)
             tokens[case.name] = found.get("tokens")
             for name, array in found.items():
@@ -69,16 +71,15 @@ def collect(
             inside(model, writer)
         device = str(model.device)
         del model
-        if dtype != FLOAT32:
-            model = ReferenceModel(snapshot, dtype, {})
-            for index, case in enumerate(cases):
-                said(f"peer (Transformers, {dtype}): {case.name}, {index + 1} of {len(cases)}")
-                for name, array in run_case(model, case, tokens[case.name]).items():
-                    if name not in ("tokens", "margins", "positions"):
-                        writer.add(case.name, PEER, name, array)
+        model = ReferenceModel(snapshot, dtype, {})
+        for index, case in enumerate(cases):
+            said(f"peer (Transformers, {dtype}): {case.name}, {index + 1} of {len(cases)}")
+            for name, array in run_case(model, case, tokens[case.name]).items():
+                if name not in ("tokens", "margins", "positions"):
+                    writer.add(case.name, PEER, name, array)
         versions = {name: metadata.version(name) for name in _LIBRARIES}
         writer.header(
-            {"suite": suite, "dtype": dtype, "source": source_digest(package), "device": device,
+            {"suite": suite, "dtype": dtype, "source": source_digest(package), "truth": truth_dtype, "device": device,
              "versions": versions, "not_run": not_run}
         )  # fmt: skip
 

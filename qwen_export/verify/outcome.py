@@ -23,8 +23,8 @@ class FreeRun:
     steps: int
     same: int
     """Steps before the package first chooses another token; all of them if it never does."""
-    peer_same: int | None
-    """The same for Transformers in the package's dtype; None for an fp32 package."""
+    peer_same: int
+    """The same for Transformers in the package's dtype."""
     lead: float
     """The truth's lead of its token over the second best, where the package chose another one."""
 

@@ -1,6 +1,7 @@
 """The reference: Transformers' own model, layer by layer through accelerate.
 
-It is run twice. The truth is Transformers in float32 on exactly the weight values that the package stores. The peer is
+It is run twice. The truth is Transformers on exactly the weight values that the package stores, in float32 for a half
+package and in float64 for an fp32 one, where Transformers' own float32 rounding would be as large as ours. The peer is
 Transformers in the package's own dtype, as everybody compares with: every weight in that dtype, `A_log` and the norms
 too. Eager attention in both. Only this module and `reference_weights` import torch.
 """
@@ -8,11 +9,12 @@ too. Eager attention in both. Only this module and `reference_weights` import to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from qwen_export.checkpoint import Snapshot
 from qwen_export.contract import states
@@ -24,6 +26,18 @@ from qwen_export.verify.reference_weights import ReferenceWeights
 Tensors = dict[str, np.ndarray]
 Note = Callable[[Any, tuple[Any, ...], Any], None]
 """A forward hook: module, its positional inputs, its output."""
+
+
+class InDouble(TorchFunctionMode):
+    """Runs upstream's float32 islands (norms, softmax, the delta rule) in float64."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.Tensor.float:
+            return args[0].double()
+        return func(
+            *(torch.float64 if value is torch.float32 else value for value in args),
+            **{key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()},
+        )
 
 
 class ReferenceModel:
@@ -41,6 +55,7 @@ class ReferenceModel:
         """
         self.config = snapshot.config
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.is_double = dtype == "float64"
         self.model = _without_weights(snapshot, getattr(torch, dtype))
         is_text = self.config.vision is None
         self.language = self.model.model if is_text else self.model.model.language_model
@@ -92,7 +107,7 @@ class ReferenceModel:
             hooks += [(block, output(f"vision/{i}")) for i, block in enumerate(self.visual.blocks)]
             hooks.append((self.visual.merger, output("image_features")))
         given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **media}
-        with self.watched(hooks):
+        with self.watched(hooks), InDouble() if self.is_double else nullcontext():
             tensors = {k: torch.from_numpy(np.ascontiguousarray(v)).to(self.device) for k, v in given.items()}
             out = self.model(**tensors, cache=cache, use_cache=True)
         got["logits"] = to_array(out.logits)
@@ -188,9 +203,9 @@ def best(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_array(value: torch.Tensor) -> np.ndarray:
-    """A tensor on the host; bfloat16 as float32, which holds it exactly."""
+    """A copy on the host; bfloat16 and float64 as float32."""
     value = value.detach().to("cpu", copy=True)  # a cache is written in place at the next step
-    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return (value.float() if value.dtype in (torch.bfloat16, torch.float64) else value).numpy()
 
 
 def _media_arguments(case: Case) -> Tensors:

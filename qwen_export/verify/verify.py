@@ -151,7 +151,7 @@ def _note_all(ledger: Ledger, reference: Reference, case: Case, got: Arrays) -> 
             ledger.wrong_positions.append(case.name)
     for name, ours in got.items():
         truth = reference.get(case.name, TRUTH, name)
-        peer = reference.get(case.name, PEER, name) if reference.has(case.name, PEER, name) else truth
+        peer = reference.get(case.name, PEER, name)
         at = case
         if name == "logits" and columns is not None:
             truth, peer = truth[:, columns], peer[:, columns]
@@ -172,9 +172,9 @@ def _free_run(reference: Reference, case: Case, got: Arrays) -> FreeRun:
         return np.concatenate([first[:, -1:], rest[:, :-1]], axis=1).astype(np.float32).argmax(-1)
 
     differs = chosen(None) != tokens
-    peer = chosen(PEER) != tokens if reference.has(case.name, PEER, "logits") else None
+    peer = chosen(PEER) != tokens
     lead = float(margins[differs].max()) if differs.any() else 0.0
-    return FreeRun(case.name, tokens.shape[1], _same_until(differs), None if peer is None else _same_until(peer), lead)
+    return FreeRun(case.name, tokens.shape[1], _same_until(differs), _same_until(peer), lead)
 
 
 def _same_until(differs: np.ndarray) -> int:
