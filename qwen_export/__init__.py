@@ -22,6 +22,7 @@ _VERBS = {
     "diff": "qwen_export.package",
     "open_package": "qwen_export.package",
     "run": "qwen_export.runtime.run",
+    "verify": "qwen_export.verify",
     "Recipe": "qwen_export.recipe",
 }
 """Public name -> module that has it."""
