@@ -40,6 +40,8 @@ class SessionOptions:
             "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",
             "use_tf32": "0",
+            # without it every subgraph has a stream of its own and its freed memory serves no other: 15 GB for 2.6
+            "use_ep_level_unified_stream": "1",
         }
     )
     session: dict[str, str] = field(default_factory=lambda: {"session.use_device_allocator_for_initializers": "1"})
@@ -59,8 +61,8 @@ class Recipe:
     """Tokens per chunk of the delta rule, a power of two; 0 takes the target's own (cuda 64, cpu 32)."""
     attention_block: int = 0
     """Vision queries per block with target cpu; 0 takes 1024. The cuda target never blocks."""
-    residual: str = "model"
-    """dtype of the decoder's residual stream: `model`, or `float32`."""
+    residual: str = "float32"
+    """dtype of the decoder's residual stream: `float32` (0.7 times the error of Transformers' half), or `model`."""
     kv_cache: str = "dynamic"
     """`dynamic`: KV grows by concatenation. `static`: buffers of `max_length`, written in place."""
     max_length: int = 0

@@ -91,6 +91,7 @@ class Sessions:
     def _options(self) -> Any:
         options = self._runtime.SessionOptions()
         options.log_severity_level = 3
+        options.enable_mem_pattern = False  # a pattern is kept per input shape, and every decode step has a new one
         if self._threads:
             options.intra_op_num_threads = self._threads
         for key, value in self.package.recipe.session.session.items():

@@ -21,7 +21,7 @@ CUDA_OPTIONS = {
     "use_tf32": "0",
     "cudnn_conv_algo_search": "HEURISTIC",
     "arena_extend_strategy": "kSameAsRequested",
-    "cudnn_conv_use_max_workspace": "0",
+    "use_ep_level_unified_stream": "1",
 }
 
 
@@ -45,10 +45,16 @@ class Decoder:
     """A session and its carried states."""
 
     def __init__(
-        self, model: str, provider: str, options: dict[str, str], profile: bool = False, mem_pattern: bool = False
+        self,
+        model: str,
+        provider: str,
+        options: dict[str, str],
+        profile: bool = False,
+        mem_pattern: bool = False,
+        arena_log: bool = False,
     ) -> None:
         settings = ort.SessionOptions()
-        settings.log_severity_level = 3
+        settings.log_severity_level = 1 if arena_log else 3
         settings.enable_profiling = profile
         settings.enable_mem_pattern = mem_pattern
         settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
@@ -116,6 +122,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--mem-pattern", action="store_true")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--arena-log", action="store_true", help="let ONNX Runtime log what its arena asks for")
     parser.add_argument("--tag", default="")
     parser.add_argument("--option", action="append", default=[], help="CUDA provider option key=value")
     args = parser.parse_args()
@@ -123,7 +130,7 @@ def main() -> None:
         ort.preload_dlls()
     options = CUDA_OPTIONS | dict(o.split("=", 1) for o in args.option)
     before = gpu_memory()
-    decoder = Decoder(args.model, args.provider, options, args.profile, args.mem_pattern)
+    decoder = Decoder(args.model, args.provider, options, args.profile, args.mem_pattern, args.arena_log)
     extra = {"tag": args.tag}
     emit("load", decoder.load_seconds, "s", **extra)
     emit("memory_after_load", gpu_memory() - before, "GB", **extra)
