@@ -57,6 +57,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qwen-export vlm --checkpoint ckpt --output two --dtype fp32 --overwrite",
         "qwen-export diff pkg two",
     ),
+    "genai": (
+        PACKAGE,
+        "qwen-export genai pkg",
+        "qwen-export genai pkg --json",
+    ),
+    "genai-check": (
+        PACKAGE,
+        "qwen-export genai pkg",
+        "qwen-export genai-check pkg --provider cpu",
+    ),
     "run": (
         PACKAGE,
         'qwen-export run pkg --prompt "Name three colours." --max-new-tokens 8',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from qwen_export.cli.outcome import Outcome
 from qwen_export.cli.output import notices
 from qwen_export.cli.progress import ProgressDisplay
 from qwen_export.cli.tables import export_summary, recipe_line
+from qwen_export.errors import UsageError
 from qwen_export.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -35,11 +37,14 @@ def _whole(verb: str, summary: str) -> Callable[..., Outcome]:
         kv_cache: opt.KvCacheOption = None,
         max_length: opt.MaxLength = None,
         decode_graph: opt.DecodeGraph = None,
+        runtime: opt.RuntimeOption = opt.Runtime.ort,
         graph_only: opt.GraphOnly = False,
         overwrite: opt.Overwrite = False,
         as_json: opt.AsJson = False,
         verbose: opt.Verbose = False,
     ) -> Outcome:
+        if graph_only and runtime is opt.Runtime.ort_genai:
+            raise UsageError("GenAI opens no package without weights: leave out --graph-only, or run genai after bind.")
         given = opt.overrides(
             dtype=dtype, logits=logits, target=target, chunk_size=chunk_size, residual=residual, kv_cache=kv_cache,
             max_length=max_length, decode_graph=decode_graph,
@@ -53,7 +58,12 @@ def _whole(verb: str, summary: str) -> Callable[..., Outcome]:
                 checkpoint, output, recipe=effective, revision=revision, graph_only=graph_only, overwrite=overwrite,
                 progress=progress,
             )  # fmt: skip
-        return _written(result)
+            if runtime is opt.Runtime.ort_genai:
+                from qwen_export.genai import add_genai_files
+
+                added = add_genai_files(result.package, progress=progress)
+                result = replace(added, seconds=result.seconds | added.seconds)
+        return written(result)
 
     body.__doc__ = summary
     return body
@@ -89,7 +99,7 @@ def _component(component: str, summary: str) -> Callable[..., Outcome]:
             result = export_component(
                 component, checkpoint, output, recipe=effective, revision=revision, progress=progress
             )
-        return _written(result)
+        return written(result)
 
     body.__doc__ = summary
     return body
@@ -117,14 +127,15 @@ def bind(
     _announce(open_package(graphs).recipe)
     with ProgressDisplay() as progress:
         result = bind(graphs, checkpoint, output, revision=revision, overwrite=overwrite, progress=progress)
-    return _written(result)
+    return written(result)
 
 
 def _announce(recipe: Recipe) -> None:
     notices().print(f"recipe: {recipe_line(recipe)}", markup=False)
 
 
-def _written(result: ExportResult) -> Outcome:
+def written(result: ExportResult) -> Outcome:
+    """The outcome of every command that writes a package."""
     files = {path: record.size for path, record in result.manifest.files.items()}
     document = {
         "package": result.package,

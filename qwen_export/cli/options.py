@@ -47,6 +47,13 @@ class KvCache(StrEnum):
     static = "static"
 
 
+class Runtime(StrEnum):
+    """Who opens the package: a program of one's own, or ONNX Runtime GenAI as well."""
+
+    ort = "ort"
+    ort_genai = "ort-genai"
+
+
 class Provider(StrEnum):
     """ONNX Runtime execution provider."""
 
@@ -113,6 +120,10 @@ AsJson = Annotated[
     bool, typer.Option("--json", metavar="", help="One JSON document on stdout, everything else on stderr.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", metavar="", help="Say more on stderr; show tracebacks.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads.")]
+RuntimeOption = Annotated[
+    Runtime, typer.Option("--runtime", help="ort-genai: also the files by which ONNX Runtime GenAI opens the package.")
+]
 ProviderOption = Annotated[Provider, typer.Option("--provider", help="Where to compute.")]
 Package = Annotated[Path, typer.Argument(metavar="PKG", help="Package folder.", show_default=False)]
 

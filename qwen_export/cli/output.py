@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 
 def prepare_streams() -> None:
@@ -41,7 +42,8 @@ def notices() -> Console:
 
 def show(renderable: RenderableType) -> None:
     """Print a part of the result for people."""
-    PatientConsole(file=sys.stdout, highlight=False).print(renderable)
+    lines = isinstance(renderable, (str, Text))  # a sentence is not cut at column 80 of a pipe; a table is laid out
+    PatientConsole(file=sys.stdout, highlight=False).print(renderable, soft_wrap=lines)
     try:
         sys.stdout.flush()
     except BrokenPipeError:

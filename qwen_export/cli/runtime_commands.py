@@ -34,7 +34,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Limit of the answer.")] = 512,
     provider: opt.ProviderOption = opt.Provider.cpu,
     device: Annotated[int, typer.Option("--device", metavar="N", help="Number of the CUDA device.")] = 0,
-    threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads.")] = None,
+    threads: opt.Threads = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0: the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", metavar="N", help="Sample from the N likeliest; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest with this mass.")] = 1.0,

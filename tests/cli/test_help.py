@@ -35,7 +35,17 @@ RECIPE = {
     "--decode-graph",
 }
 REPORTS = {"--json", "--verbose"}
-WHOLE = {"--checkpoint", "--revision", "--output", "--dtype", *RECIPE, "--graph-only", "--overwrite", *REPORTS}
+WHOLE = {
+    "--checkpoint",
+    "--revision",
+    "--output",
+    "--dtype",
+    *RECIPE,
+    "--runtime",
+    "--graph-only",
+    "--overwrite",
+    *REPORTS,
+}
 COMPONENT = {"--checkpoint", "--revision", "--output", *RECIPE, *REPORTS}
 
 OPTIONS = {
@@ -60,6 +70,8 @@ OPTIONS = {
     },
     "inspect": {"CHECKPOINT|PKG", "--revision", *REPORTS},
     "diff": {"A", "B", "--deep", *REPORTS},
+    "genai": {"PKG", *REPORTS},
+    "genai-check": {"PKG", "--provider", "--new-tokens", "--threads", *REPORTS},
     "run": {
         "PKG",
         "--prompt",
