@@ -17,7 +17,7 @@ HEADER = '<ir_version: 10, opset_import: ["": 24, "qwen_export": 1]>\n'
     [
         ("unheard_of", "g (float[2] x) => (float[2] y) { y = qwen_export.unheard_of(x) }"),
         (
-            "SplitToSequence",
+            "SequenceAt",
             """g (float[4] x, int64 i, int64[2] n) => (float[2] y) {
                 s = SplitToSequence <axis = 0> (x, n)  y = SequenceAt(s, i)
             }""",
