@@ -163,7 +163,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return _parse(document, str(file))
     except QwenExportError as error:
-        raise PackageError(f"{file} is damaged: {error} Export the package again.") from None
+        raise PackageError(
+            f"{file} is damaged, or of another version of qwen-export than {__version__}: {error} "
+            "Export the package again."
+        ) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackageError(f"{file} is damaged ({type(error).__name__}: {error}). Export the package again.") from None
 
