@@ -7,10 +7,11 @@ chosen another one, that is the free run as well.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from qwen_export.contract import BATCH, DECODER, EMBEDDING, PAST, TEXT, VISION_ENCODER, states
+from qwen_export.contract import BATCH, DECODER, EMBEDDING, PAST, TEXT, VISION_ENCODER, StateSpec, states
 from qwen_export.package import Package
 from qwen_export.runtime.positions import rope_positions, text_positions
 from qwen_export.runtime.preprocess import IMAGE, VIDEO, stack_grids
@@ -126,6 +127,12 @@ class Candidate:
         return out
 
 
+def empty(spec: StateSpec, batch: int, dtype: Any) -> np.ndarray:
+    """A state before the first token."""
+    sizes = {BATCH: batch, PAST: 0}
+    return np.zeros([sizes[n] if isinstance(n, str) else n for n in spec.past.shape], dtype)
+
+
 class _Walk:
     """Feeds a decoder token by token or slice by slice, on carried states."""
 
@@ -139,11 +146,7 @@ class _Walk:
         )
         self.layers = candidate.runner.layers(candidate.decoder)
         self._done = 0
-        sizes = {BATCH: len(ids), PAST: 0}
-        self._states = {
-            spec.past.name: np.zeros([sizes.get(n, n) for n in spec.past.shape], NUMPY[spec.past.dtype])  # type: ignore[call-overload]
-            for spec in self._specs
-        }
+        self._states = {spec.past.name: empty(spec, len(ids), NUMPY[spec.past.dtype]) for spec in self._specs}
 
     def fresh(self) -> _Walk:
         """The same prompt from its start."""

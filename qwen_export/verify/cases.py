@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Case:
             Media(m["kind"], pixels, tuple(m["grid"]), m["name"])
             for m, pixels in zip(facts.pop("media"), parts, strict=True)
         ]
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
         return Case(input_ids=arrays["input_ids"], mask=arrays["mask"], media=tuple(media), **values)
 
 

@@ -65,8 +65,8 @@ def open_runner(package: Package, provider: str) -> Runner:
             "--provider cuda."
         )
     raise UsageError(
-        "ONNX Runtime's CPU provider computes an fp16 package in fp32, which proves nothing about fp16, and this one is "
-        "too large for onnx's reference evaluator: use --provider cuda."
+        "ONNX Runtime's CPU provider computes an fp16 package in fp32, which proves nothing about fp16, and this one "
+        "is too large for onnx's reference evaluator: use --provider cuda."
     )
 
 
@@ -124,7 +124,8 @@ class EvaluatorRunner:
     def __init__(self, package: Package) -> None:
         self._package = package
         self._open: dict[str, tuple[HalfEvaluator, dict[int, str]]] = {}
-        self.label = f"onnx {onnx.__version__} reference evaluator, {package.recipe.dtype} with one rounding an operator"
+        dtype = package.recipe.dtype
+        self.label = f"onnx {onnx.__version__} reference evaluator, {dtype} with one rounding an operator"
 
     def layers(self, component: str) -> dict[int, str]:
         return self._evaluator(component)[1]

@@ -1,13 +1,14 @@
 """onnx's reference evaluator with the roundings of a GPU: float32 inside an operator, one rounding at its end.
 
 The plain evaluator computes half precision in numpy's half, with a rounding after every step inside an operator
-(inside a sigmoid, after every term of a product); no GPU does that. Here every operator with a half input is computed in
-float32 and its outputs are rounded once to the type that the operator's schema gives them. `Attention` alone rounds
+(inside a sigmoid, after every term of a product); no GPU does that. Here every operator with a half input is computed
+in float32 and its outputs are rounded once to the type that the operator's schema gives them. `Attention` alone rounds
 once more inside, as Flash attention does: the weights are rounded before they meet the values.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -16,11 +17,14 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_conv
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 AS_GIVEN = frozenset(
-    "Cast Concat Expand Gather Identity If Pad Reshape Scan Shape Slice Split Squeeze TensorScatter Transpose "
-    "Unsqueeze Where Constant ConstantOfShape Loop".split()
+    (
+        *("Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Gather", "Identity", "If", "Loop", "Pad"),
+        *("Reshape", "Scan", "Shape", "Slice", "Split", "Squeeze", "TensorScatter", "Transpose", "Unsqueeze", "Where"),
+    )
 )
 """Operators that move numbers without computing, and those that hold subgraphs."""
 
@@ -70,9 +74,9 @@ def _narrowed(value: Any, dtype: np.dtype | None) -> Any:
 
 
 class Attention(OpRun):
-    """`Attention` as the fused kernels compute it: scores and softmax in float32, weights rounded, products in float32."""
+    """As the fused kernels compute it: scores and softmax in float32, weights rounded, products in float32."""
 
-    def _run(  # noqa: PLR0913
+    def _run(
         self, query, key, value, mask=None, past_key=None, past_value=None, nonpad=None,
         scale=None, is_causal=0, q_num_heads=None, kv_num_heads=None, **_,
     ):  # fmt: skip
@@ -120,4 +124,32 @@ def _attention_bias(mask, is_causal: bool, nonpad, past: int, new: int, total: i
     return bias.astype(np.float32) + mask.astype(np.float32)
 
 
-OWN: dict[str, type[OpRun]] = {"Attention": Attention}
+class Gelu(OpRun):
+    """One rounding; the evaluator would expand it into a function of many."""
+
+    def _run(self, x, approximate="none"):
+        wide = x.astype(np.float32)
+        if approximate == "tanh":
+            inner = np.tanh(np.float32(math.sqrt(2 / math.pi)) * (wide + np.float32(0.044715) * wide**3))
+        else:
+            inner = _ERF(wide * np.float32(math.sqrt(0.5)))
+        return ((wide * 0.5 * (1 + inner)).astype(x.dtype),)
+
+
+class Conv(op_conv.Conv):
+    """Depthwise convolution along one axis as a few products; everything else as the evaluator has it."""
+
+    def _run(self, x, w, b=None, auto_pad=None, dilations=None, group=None, kernel_shape=None, pads=None, strides=None):
+        plain = w.ndim == 3 and group == x.shape[1] == w.shape[0] and b is None and not any(pads or ())
+        if not plain or (strides or [1]) != [1] or (dilations or [1]) != [1]:
+            wide = [_widened(value) for value in (x, w, b)]
+            (out,) = super()._run(*wide, auto_pad, dilations, group, kernel_shape, pads, strides)  # type: ignore[call-arg]
+            return (out.astype(x.dtype),)
+        wide, taps = x.astype(np.float32), w.astype(np.float32)
+        length = x.shape[2] - w.shape[2] + 1
+        terms = [wide[:, :, k : k + length] * taps[:, 0, k, None] for k in range(w.shape[2])]
+        return (sum(terms[1:], terms[0]).astype(x.dtype),)
+
+
+_ERF = np.vectorize(math.erf, otypes=[np.float32])
+OWN: dict[str, type[OpRun]] = {"Attention": Attention, "Conv": Conv, "Gelu": Gelu}

@@ -40,7 +40,7 @@ class Identity:
     @property
     def findings(self) -> list[str]:
         """One sentence for each wrong hash."""
-        files = [f"{name} is not the file that was written: its SHA-256 is not the manifest's" for name in self.wrong_files]
+        files = [f"{name} is not the file that was written: its SHA-256 differs" for name in self.wrong_files]
         return files + [f"checkpoint tensor {key} is not the one the package was made of" for key in self.wrong_tensors]
 
 

@@ -14,7 +14,8 @@ from qwen_export.verify.cases import Case
 
 INNER = ("vision", "hidden")
 """Kinds that lie between layers: no output of a graph."""
-ORDER = ("vision", "image_features", "inputs_embeds", "conv_state", "recurrent_state", "key", "value", "hidden", "logits")
+STATES = ("conv_state", "recurrent_state", "key", "value")
+ORDER = ("vision", "image_features", "inputs_embeds", *STATES, "hidden", "logits")
 """Kinds in the order in which a graph computes them within a layer."""
 COMPONENT_OF = {"vision": VISION_ENCODER, "image_features": VISION_ENCODER, "inputs_embeds": EMBEDDING}
 WORDS = {

@@ -184,7 +184,7 @@ def upstream_positions(model: ReferenceModel, case: Case) -> tuple[np.ndarray, n
         positions = np.maximum(case.mask.cumsum(1) - 1, 0)
         return np.broadcast_to(positions, (3, *positions.shape)).copy(), case.mask.sum(1)
     config = model.config
-    kinds = np.where(case.input_ids == config.image_token_id, 1, np.where(case.input_ids == config.video_token_id, 2, 0))
+    kinds = np.select([case.input_ids == config.image_token_id, case.input_ids == config.video_token_id], [1, 2], 0)
     images, videos = (torch.from_numpy(case.grids(kind)) for kind in (IMAGE, VIDEO))
     positions, deltas = model.model.model.get_rope_index(
         torch.from_numpy(case.input_ids),
@@ -205,7 +205,10 @@ def best(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def to_array(value: torch.Tensor) -> np.ndarray:
     """A copy on the host; bfloat16 and float64 as float32."""
     value = value.detach().to("cpu", copy=True)  # a cache is written in place at the next step
-    return (value.float() if value.dtype in (torch.bfloat16, torch.float64) else value).numpy()
+    if value.dtype == torch.bfloat16:
+        value = value.float()
+    array = value.numpy()
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _media_arguments(case: Case) -> Tensors:
@@ -241,6 +244,8 @@ def _without_weights(snapshot: Snapshot, dtype: torch.dtype) -> Any:
             f"The reference needs torch, accelerate and a Transformers that knows qwen3_5 ({error}): pip install "
             "'qwen-export[export]'. Or compare with a saved one: --reference FILE."
         ) from None
+    config: Any
+    kind: Any
     raw = {key: value for key, value in snapshot.config.raw.items() if key != "model_type"}
     if snapshot.config.vision is None:
         text = raw.get("text_config", raw)

@@ -24,7 +24,9 @@ KEPT_SHARE = 0.3
 class ReferenceWeights(Mapping[str, torch.Tensor]):
     """Parameter name -> value, as accelerate's `state_dict` wants it."""
 
-    def __init__(self, snapshot: Snapshot, dtype: torch.dtype, rounded: Mapping[str, str], budget: int | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, dtype: torch.dtype, rounded: Mapping[str, str], budget: int | None = None
+    ) -> None:
         """Args:
         dtype: of every tensor given.
         rounded: canonical key -> the tensor dtype to round through first.
@@ -46,9 +48,9 @@ class ReferenceWeights(Mapping[str, torch.Tensor]):
     def named(self, parameters: set[str], is_text: bool) -> ReferenceWeights:
         """Say which parameters the model has; a text-only model calls them `model.*` for `model.language_model.*`."""
         for name in sorted(parameters):
-            key = "model.language_model." + name.removeprefix("model.") if is_text and name != "lm_head.weight" else name
+            key = name.replace("model.", "model.language_model.", 1) if is_text else name
             if key not in self._snapshot.tensors:
-                raise CheckpointError(f"{self._snapshot.source} lists no tensor {key}, which Transformers' model needs.")
+                raise CheckpointError(f"{self._snapshot.source} lists no tensor {key}, which Transformers needs.")
             self._keys[name] = key
         return self
 

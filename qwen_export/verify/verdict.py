@@ -34,8 +34,8 @@ class Check:
     note: str = ""
 
     def __str__(self) -> str:
-        sign = "<=" if self.passed else ">"
-        return f"{self.name}: {self.value:.3g} {sign} {self.limit:.3g} ({self.tolerance}){self.note and '; ' + self.note}"
+        sign, note = "<=" if self.passed else ">", f"; {self.note}" if self.note else ""
+        return f"{self.name}: {self.value:.3g} {sign} {self.limit:.3g} ({self.tolerance}){note}"
 
 
 def judge(ledger: Ledger, *, half: bool) -> list[Check]:
@@ -50,9 +50,7 @@ def judge(ledger: Ledger, *, half: bool) -> list[Check]:
 
 def first_not_finite(ledger: Ledger) -> tuple[Tensor, str] | None:
     """The first tensor, in the order of computation, that holds NaN or infinity, and a case in which it does."""
-    found = [
-        (tensor.rank, tensor, case) for (tensor, case), errors in ledger.entries.items() if errors.not_finite
-    ]
+    found = [(tensor.rank, tensor, case) for (tensor, case), errors in ledger.entries.items() if errors.not_finite]
     return min(found, key=lambda item: item[0])[1:] if found else None
 
 

@@ -179,8 +179,8 @@ def _free_run(reference: Reference, case: Case, got: Arrays) -> FreeRun:
 
 def _same_until(differs: np.ndarray) -> int:
     """Steps until the first row chooses another token."""
-    any_row = differs.any(axis=0)
-    return int(any_row.argmax()) if any_row.any() else len(any_row)
+    steps = np.flatnonzero(differs.any(axis=0))
+    return int(steps[0]) if len(steps) else differs.shape[1]
 
 
 def _stored_case(reference: Reference, name: str) -> Case:

@@ -1,0 +1,244 @@
+"""Where a package leaves the truth: every stage and every operation on its own, with the truth's inputs fed in.
+
+A fault in layer 2 then shows in layer 2 and nowhere else. The graphs are computed node by node in float32, half
+packages too: on the same stored weights a right graph then agrees with the truth to float32 accuracy, and what remains
+is a fault and not a rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.reference.op_run import OpRun
+
+from qwen_export.contract import DECODER, FLOAT32, TEXT, VISION_ENCODER, StateSpec, states
+from qwen_export.errors import UsageError
+from qwen_export.package import Package
+from qwen_export.verify.bisect_points import CALLS, INSIDE, VISION_CALL, gathered_rows, operations, points_of, stages_of
+from qwen_export.verify.candidate import empty
+from qwen_export.verify.collect import Said
+from qwen_export.verify.graph_runners import load_graph
+from qwen_export.verify.half_evaluator import HALVES, HalfEvaluator
+from qwen_export.verify.layer_outputs import reads
+from qwen_export.verify.reference_file import Reference
+
+LIMIT = 2e-6
+"""Relative RMS error of one operation in float32 above which it is at fault; right ones measure at most 8e-7."""
+RULE_LIMIT = 4e-5
+"""The same for the delta rule, which sums over many tokens; right ones measure up to 6e-6 on trained weights."""
+RULE = ("mixer", "recurrent_state")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation with the truth's inputs."""
+
+    component: str
+    stage: str
+    call: str
+    place: str
+    operations: tuple[str, ...]
+    error: float
+    """Relative RMS."""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the package leaves the truth here."""
+        return not self.error <= (RULE_LIMIT if self.place in RULE else LIMIT)
+
+
+@dataclass
+class Bisection:
+    """Every operation compared, in the order of computation."""
+
+    rows: list[Row] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Stages that could not be computed at all."""
+
+    @property
+    def faults(self) -> list[Row]:
+        """Operations at fault."""
+        return [row for row in self.rows if row.wrong]
+
+    @property
+    def first(self) -> Row | None:
+        """The first operation at fault."""
+        return self.faults[0] if self.faults else None
+
+    def __str__(self) -> str:
+        row = self.first
+        if row is None:
+            return f"no operation of {len(self.rows)} leaves the truth by itself"
+        return (
+            f"{row.component}, {row.stage}: {row.place} is wrong by {row.error:.2g} (call {row.call}); "
+            f"operations: {', '.join(row.operations[:8])}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "summary": str(self),
+            "problems": self.problems,
+            "rows": [{**vars(row), "operations": list(row.operations), "wrong": row.wrong} for row in self.rows],
+        }
+
+
+class WideEvaluator(HalfEvaluator):
+    """Computes a half graph in float32 throughout: casts to half do nothing."""
+
+    def _load_impl(self, node: onnx.NodeProto, input_types: Any = None) -> Any:
+        if node.op_type == "Cast" and any(
+            a.name == "to" and a.i in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for a in node.attribute
+        ):
+            return _CastToFloat
+        return super()._load_impl(node, input_types)
+
+
+class _CastToFloat(OpRun):
+    def _run(self, x, to=None, saturate=None, round_mode=None):  # type: ignore[no-untyped-def]
+        return (x.astype(np.float32),)
+
+
+def bisect(package: Package, reference: Reference, said: Said) -> Bisection:
+    """Compare every operation of a package with the reference's inside.
+
+    Raises:
+        UsageError: the reference was made without it.
+    """
+    if not reference.has(INSIDE, "prompt", "inputs_embeds"):
+        raise UsageError(f"{reference.path} does not hold the inside of the layers. Make it again with --bisect.")
+    found = Bisection()
+    for component in package.components:
+        model = load_graph(package.graph_path(component))
+        work = _Component(package, component, model, reference)
+        for stage, nodes in stages_of(model.graph).items():
+            said(f"bisect: {component}, {stage}")
+            try:
+                found.rows += list(work.rows(stage, nodes))
+            except (ValueError, TypeError, IndexError, KeyError, RuntimeError, AssertionError) as error:
+                found.problems.append(f"{component}, {stage} cannot be computed: {str(error).splitlines()[0]}")
+    return found
+
+
+class _Component:
+    """One graph, computed stage by stage; only values that cross from stage to stage are kept."""
+
+    def __init__(self, package: Package, component: str, model: onnx.ModelProto, reference: Reference) -> None:
+        self._package, self._component, self._model = package, component, model
+        self._reference = reference
+        self._folder = str(package.graph_path(component).parent)
+        self._crossing: dict[tuple[str, str], np.ndarray] = {}
+        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._states = states(package.config.text, FLOAT32, max_length=package.recipe.static_length)
+        self._rows_value = gathered_rows(model.graph) if component == VISION_ENCODER else ""
+
+    def rows(self, stage: str, nodes: list[onnx.NodeProto]) -> Iterator[Row]:
+        """Compare every place of a stage in every call."""
+        points = points_of(self._model.graph, stage, nodes)
+        known = [point.value for point in points]
+        made = {name for node in nodes for name in node.output}
+        wanted = [name for name in dict.fromkeys(n for node in nodes for n in reads(node)) if name not in made]
+        evaluator = self._evaluator(nodes, [name for name in wanted if name in self._weights])
+        outside = [name for name in wanted if name not in self._weights]
+        for call in self._calls():
+            results: dict[str, Any] = {"": None, **evaluator.rt_inits_}
+            results.update({name: self._given(call, name) for name in outside})
+            for node, proto in zip(evaluator.rt_nodes_, nodes, strict=True):
+                context = {"context": results} if node.need_context() else {}
+                with np.errstate(all="ignore"):
+                    outputs = node.run(*(results[name] for name in proto.input), **context)
+                results.update(zip(proto.output, outputs, strict=False))
+                for point in points:
+                    if point.value in proto.output and self._reference.has(INSIDE, call, point.truth):
+                        mine, truth = self._both(call, point.truth, results[point.value], results)
+                        names = tuple(operations(nodes, point.value, known))
+                        place = point.truth.removeprefix(stage + ".")
+                        error = _relative(*self._unpadded(call, point.truth, mine, truth))
+                        yield Row(self._component, stage, call, place, names, error)
+                        # what follows is fed the truth, so that one fault is one row
+                        results[point.value] = truth if mine.shape == truth.shape else mine
+            self._crossing.update({(call, name): results[name] for name in made if name in results})
+
+    def _calls(self) -> list[str]:
+        if self._component in (DECODER, TEXT):
+            return [call.name for call in CALLS]
+        return [VISION_CALL] if self._reference.has(INSIDE, VISION_CALL, "pixel_values") else []
+
+    def _evaluator(self, nodes: list[onnx.NodeProto], weights: list[str]) -> WideEvaluator:
+        tensors = []
+        for name in weights:
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(self._weights[name])
+            if uses_external_data(tensor):
+                load_external_data_for_tensor(tensor, self._folder)
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                del tensor.external_data[:]
+            array = onnx.numpy_helper.to_array(tensor)
+            if array.dtype in HALVES:
+                tensor = onnx.numpy_helper.from_array(array.astype(np.float32), name)
+            tensors.append(tensor)
+        graph = onnx.GraphProto(name="stage", node=nodes, initializer=tensors)
+        model = onnx.ModelProto(ir_version=self._model.ir_version, graph=graph)
+        model.opset_import.extend(self._model.opset_import)
+        return WideEvaluator(model)
+
+    def _given(self, call: str, name: str) -> np.ndarray:
+        """A value that a stage reads: of an earlier stage, or an input of the graph."""
+        if (call, name) in self._crossing:
+            return self._crossing[call, name]
+        for spec in self._states:
+            if spec.past.name == name:
+                return self._past(call, spec)
+        return self._reference.get(INSIDE, call, name)
+
+    def _past(self, call: str, spec: StateSpec) -> np.ndarray:
+        after = next(c.after for c in CALLS if c.name == call)
+        batch = len(self._reference.get(INSIDE, call, "attention_mask"))
+        full = empty(spec, batch, np.float32)
+        if after is None:
+            return full
+        value = self._reference.get(INSIDE, after, f"layers.{spec.layer}.{spec.kind}")
+        if spec.kind not in ("key", "value") or self._package.recipe.static_length is None:
+            return value
+        full[:, :, : value.shape[2]] = value
+        return full
+
+    def _both(self, call: str, name: str, mine: np.ndarray, results: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Package and truth in one shape, float32."""
+        truth = self._reference.get(INSIDE, call, name).astype(np.float32)
+        if name in ("prelude.cos", "prelude.sin") and self._component == VISION_ENCODER and mine.ndim == 3:
+            truth = truth[results[self._rows_value]] if mine.shape[:2] != (1, len(truth)) else truth[None]
+        elif name.endswith((".key", ".value")) and mine.shape[2] > truth.shape[2]:
+            mine = mine[:, :, : truth.shape[2]]
+        elif mine.ndim == 3 and mine.shape[1] == 1 < truth.shape[1]:
+            truth = truth[:, -1:]  # the head of a graph that gives the last position
+        elif truth.size == mine.size:
+            truth = truth.reshape(mine.shape)
+        return mine, truth
+
+    def _unpadded(self, call: str, name: str, mine: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the contract specifies: nothing at padding, but all of conv and recurrent state."""
+        if call != "padded" or name.endswith(("conv_state", "recurrent_state")) or mine.shape != truth.shape:
+            return mine, truth
+        mask = self._reference.get(INSIDE, call, "attention_mask").astype(bool)
+        if name.endswith((".key", ".value")):
+            return mine.swapaxes(1, 2)[mask], truth.swapaxes(1, 2)[mask]
+        mask = mask[:, -mine.shape[1] :]
+        return mine[mask], truth[mask]
+
+
+def _relative(mine: np.ndarray, truth: np.ndarray) -> float:
+    """RMS error over the truth's RMS; NaN where anything is not finite, infinite where the shapes differ."""
+    if mine.shape != truth.shape:
+        return math.inf
+    a, t = mine.astype(np.float64), truth.astype(np.float64)
+    error, size = float(((a - t) ** 2).sum()), float((t**2).sum())
+    if size == 0:
+        return 0.0 if error == 0 else math.inf
+    return math.sqrt(error / size)
