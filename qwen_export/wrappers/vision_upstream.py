@@ -51,16 +51,12 @@ def meta_vision_merger(config: ModelConfig) -> dict[str, Tensor]:
         return dict(Qwen3_5VisionPatchMerger(vision_config(config)).named_parameters())
 
 
-def whole_vision_encoder(
-    config: ModelConfig, recipe: Recipe, tensors: Mapping[str, Tensor]
-) -> VisionEncoderWrapper:
+def whole_vision_encoder(config: ModelConfig, recipe: Recipe, tensors: Mapping[str, Tensor]) -> VisionEncoderWrapper:
     """The wrapper of the whole vision encoder around a loaded model's tensors (canonical keys, as its `state_dict`)."""
     assert config.vision is not None
     visual = below(tensors, VISUAL)
     ends = {name: value for name, value in visual.items() if not name.startswith(ENDS)}
-    blocks = [
-        VisionBlock(below(tensors, block_prefix(i)), i, config, recipe) for i in range(config.vision.depth)
-    ]
+    blocks = [VisionBlock(below(tensors, block_prefix(i)), i, config, recipe) for i in range(config.vision.depth)]
     return VisionEncoderWrapper(
         VisionPrelude(ends, config, recipe), blocks, VisionMerger(below(visual, "merger."), config, recipe)
     )

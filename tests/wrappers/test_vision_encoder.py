@@ -18,7 +18,6 @@ from tests.bound_graph import GraphSession, serialize
 from tests.vision_cases import GRIDS, Grids, feature_ranges, grid_array, patch_rows
 
 
-
 def recipe(target: str, dtype: str = "fp32") -> Recipe:
     """Blocks of 100 queries for the CPU: all but the smallest cases have several, the last one short."""
     return Recipe(dtype=dtype, target=target, attention_block=100)
