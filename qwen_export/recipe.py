@@ -142,6 +142,9 @@ def read_recipe(path: Path | None) -> Recipe:
     return recipe_from_dict(data, str(path))
 
 
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
+
+
 def _checked(cls: type, data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{where}: expected a table, found {type(data).__name__}.")
@@ -149,7 +152,7 @@ def _checked(cls: type, data: Any, where: str) -> dict[str, Any]:
     for key, value in data.items():
         if key not in names:
             raise UsageError(f"{where}: unknown key {key!r}. Known keys: {', '.join(sorted(names))}.")
-        wanted = {"str": str, "int": int, "float": (int, float), "bool": bool}.get(str(names[key].type))
+        wanted = _TYPES.get(str(names[key].type))
         if wanted and (not isinstance(value, wanted) or (wanted is int and isinstance(value, bool))):
             raise UsageError(f"{where}: {key} must be a {names[key].type}, not {value!r}.")
     return data

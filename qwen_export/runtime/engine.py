@@ -16,6 +16,7 @@ import numpy as np
 from qwen_export.contract import EMBEDDING, TEXT, states
 from qwen_export.errors import InputError, UsageError
 from qwen_export.package import Package
+from qwen_export.runtime.decode_step import DecodeStep
 from qwen_export.runtime.graphs import Graphs
 from qwen_export.runtime.memory import MemoryModel, check_decoder, free_memory
 from qwen_export.runtime.positions import rope_positions, text_positions
@@ -34,10 +35,16 @@ class Engine:
         self.config, self.recipe = package.config, package.recipe
         self._specs = states(self.config.text, self.recipe.tensor_dtype, max_length=self.recipe.static_length)
         self._memory = MemoryModel(self.config, self.recipe, self.graphs.device)
+        self._decode_step = DecodeStep(self.graphs, self._specs) if package.decode_graph else None
         self._media_ids = [self.config.image_token_id, self.config.video_token_id] if self.config.vision else []
 
     def empty_state(self, batch: int = 1) -> State:
         """States of rows that have seen nothing."""
+        if self._decode_step and batch == 1:
+            # one conversation at a time has the buffers of the single-token graph; others decode without it
+            state = self._decode_step.empty_state()
+            if state is not None:
+                return state
         return empty_state(self._specs, batch, self.graphs.device)
 
     def prefill(
@@ -86,6 +93,8 @@ class Engine:
     def decode(self, tokens: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         """One token for every row, int64 [B]: logits float32 [B, V] and the new state."""
         self._check_room(state.length + 1, int(state.next_position.max()) + 1, 0)
+        if self._decode_step and self._decode_step.serves(state) and state.mask.all():
+            return self._decode_in_place(self._decode_step, tokens[:, None], state)
         logits, state = self.step(tokens[:, None], state)
         return logits[:, -1].astype(np.float32), state
 
@@ -124,7 +133,8 @@ class Engine:
         else:
             embedded = self.graphs.run(EMBEDDING, {"input_ids": ids, "image_features": features})
             inputs["inputs_embeds"] = embedded["inputs_embeds"]
-        in_place = {s.present.name: state.values[s.past.name] for s in self._specs if s.kind in ("key", "value")}
+        # every past state is read before its present is written, so all may share their buffers
+        in_place = {s.present.name: state.values[s.past.name] for s in self._specs}
         outputs = self.graphs.run(
             self.graphs.decoder,
             inputs,
@@ -133,11 +143,17 @@ class Engine:
             shrink=shrink,
         )
         values = {spec.past.name: outputs[spec.present.name] for spec in self._specs}
-        owner = self.graphs.sessions.get(self.graphs.decoder)
+        owner = state.owner if state.is_static else self.graphs.sessions.get(self.graphs.decoder)
         following = np.where(new_mask[:, -1] == 1, positions[:, :, -1].max(axis=0) + 1, state.next_position)
         logits_spec = self.graphs.contract(self.graphs.decoder).outputs[0]
         logits = to_numpy(outputs["logits"], logits_spec.dtype) if want_logits else np.empty((len(ids), 0, 0))
         return logits, State(values, total_mask, following, self._specs, self.graphs.device, owner)
+
+    def _decode_in_place(self, graph: DecodeStep, ids: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        self._check_ids(ids, None)
+        logits = graph.run(ids, state.length + 1, text_positions(state.next_position, 1))
+        mask = np.ones((1, state.length + 1), np.int64)
+        return logits[:, -1].astype(np.float32), replace(state, mask=mask, next_position=state.next_position + 1)
 
     def _rows(self, prompts: Sequence[Prompt], state: State) -> tuple[np.ndarray, np.ndarray]:
         """Ids and mask [B, S], padded on the left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -11,6 +12,7 @@ from typing import Any
 from qwen_export.contract import BFLOAT16, DECODER, EMBEDDING, TEXT
 from qwen_export.errors import PackageError, UsageError
 from qwen_export.package import Package
+from qwen_export.package.graphs import DECODE_GRAPH
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Command-line name -> ONNX Runtime's name."""
@@ -41,6 +43,7 @@ class Sessions:
         self._threads = threads
         self._runtime = import_onnxruntime()
         self._open: dict[str, Any] = {}
+        self._weights: dict[str, Any] | None = None
         check_runnable(package, self.device)
         _check_provider(self._runtime, self.device)
 
@@ -67,13 +70,31 @@ class Sessions:
             )
         return self.open_graph(component, str(self.package.graph_path(component)))
 
-    def open_graph(self, component: str, graph: str | bytes, weights_folder: Path | None = None) -> Any:
+    def open_decode_graph(self) -> Any:
+        """The session of the single-token decoder graph; on CUDA its launches are captured and replayed."""
+        path = self.package.decode_graph
+        if path is None:
+            raise PackageError(f"{self.package.folder} has no {DECODE_GRAPH}. Export with --decode-graph.")
+        capture = {"enable_cuda_graph": "1"} if self.device.provider == "cuda" else {}
+        return self.open_graph(DECODER, str(path), cuda=capture)
+
+    def open_graph(
+        self,
+        component: str,
+        graph: str | bytes,
+        weights_folder: Path | None = None,
+        cuda: Mapping[str, str] | None = None,
+    ) -> Any:
         """A session of a graph file, or of a changed graph in memory whose weights lie in `weights_folder`."""
         wanted = PROVIDERS[self.device.provider]
         providers: list[Any] = [PROVIDERS["cpu"]]
         if self.device.provider == "cuda":
-            providers.insert(0, (wanted, {**self.package.recipe.session.cuda, "device_id": str(self.device.index)}))
+            settings = {**self.package.recipe.session.cuda, **(cuda or {}), "device_id": str(self.device.index)}
+            providers.insert(0, (wanted, settings))
         options = self._options()
+        if weights_folder is None and component == DECODER:
+            for name, value in self._shared_weights().items():
+                options.add_initializer(name, value)
         if weights_folder is not None:
             options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
         try:
@@ -87,6 +108,16 @@ class Sessions:
                 "NVIDIA driver and that CUDA 13 and cuDNN 9 are found, or use --provider cpu."
             )
         return session
+
+    def _shared_weights(self) -> dict[str, Any]:
+        """The decoder's weights on the card, once for its two graphs; empty where there is nothing to share."""
+        from qwen_export.runtime.shared_weights import load_weights  # which needs this module
+
+        if self._weights is None:
+            share = self.package.decode_graph is not None and self.device.provider == "cuda"
+            path = self.package.graph_path(DECODER) if share else None
+            self._weights = (load_weights(path, self.device) if path else None) or {}
+        return self._weights
 
     def _options(self) -> Any:
         options = self._runtime.SessionOptions()

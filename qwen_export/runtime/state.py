@@ -3,7 +3,8 @@
 A decoder has four kinds of state: KV key and value of the full-attention layers, conv_state and recurrent_state of the
 linear ones. A `State` holds them as ONNX Runtime values, with the attention mask so far and each row's next position.
 The engine makes a new State at each step and leaves the old one as it was, so a kept State can be continued twice. The
-exception is a static KV cache, which is written in place: copy such a State before continuing it twice.
+exception is a package with a static KV cache: all its states are written in place, so copy such a State before
+continuing it twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class State:
     specs: tuple[StateSpec, ...]
     device: Device
     owner: Any = None
-    """The session whose allocator the values came from; kept alive with them."""
+    """What must live as long as the values: the session whose allocator made them, or the lease on fixed buffers."""
 
     @property
     def batch(self) -> int:
@@ -61,12 +62,12 @@ class State:
         return all(PAST not in spec.past.shape for spec in self.specs)
 
     def copy(self) -> State:
-        """An independent copy. Only static buffers need new memory: all other values are never written to."""
+        """An independent copy. Only states written in place need new memory: all others are never written to."""
         if not self.is_static:
             return replace(self, mask=self.mask.copy(), next_position=self.next_position.copy())
         arrays = self.to_host()
         values = {s.past.name: to_device(arrays[s.past.name], s.past.dtype, self.device) for s in self.specs}
-        return replace(self, values=values, mask=self.mask.copy(), next_position=self.next_position.copy())
+        return replace(self, values=values, mask=self.mask.copy(), next_position=self.next_position.copy(), owner=None)
 
     def to_host(self) -> dict[str, np.ndarray]:
         """Every value as a numpy array under its input name; bfloat16 as its bits in uint16."""
