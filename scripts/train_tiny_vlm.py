@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--judge-minutes", type=float, default=1.0, help="Time for the held-out questions.")
     parser.add_argument("--trials", type=int, default=200, help="Held-out questions, half of them multiple choice.")
     parser.add_argument("--groups", type=int, default=6, help="Picture sizes in a batch.")
-    parser.add_argument("--pictures", type=int, default=64, help="Pictures of each size in a batch.")
+    parser.add_argument("--pictures", type=int, default=44, help="Pictures of each size in a batch.")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 3), help="Data processes.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="cuda or cpu; by default what is there.")

@@ -1,7 +1,7 @@
 """Make training data in worker processes, the same for the same seed whatever the machine's speed.
 
-The trainer asks each worker in turn for numbered groups, and reads the answers in the order it asked. So no queue has
-to be drained when a stage changes, and a resumed run asks for the numbers that come next.
+The trainer asks each worker in turn for numbered groups, and reads the answers in the order it asked. So it
+knows what is still to come when a stage changes, and a resumed run asks for the numbers that come next.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ class Source:
             self._processes.append(process)
 
     def groups(self, task: Task) -> Iterator[Group]:
-        """Groups without end. What was asked for under an earlier task still comes first."""
+        """Groups without end."""
+        while self._asked:
+            # Asked for under an earlier task, and a known number: a queue that workers refill would never run dry.
+            self._pipes[self._asked.popleft()].recv()
         while True:
             while len(self._asked) < _PER_WORKER * len(self._pipes):
                 self._pipes[self.number % len(self._pipes)].send((f"{self._seed}/{self.number}", task))

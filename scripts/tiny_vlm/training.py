@@ -37,7 +37,7 @@ class Stage:
 
 
 STAGES = (
-    Stage("vision", (1, 9), 0.0, 0.975, 0.12),
+    Stage("vision", (1, 7), 0.0, 0.96, 0.12),
     Stage("one part", (1, 1), 0.0, 0.92, 0.22),
     Stage("two parts", (1, 2), 0.0, 0.90, 0.32),
     Stage("four parts", (1, 4), 0.3, 0.80, 0.52),
@@ -266,9 +266,9 @@ def _task(stage: Stage, pictures: int) -> Task:
 
 
 def _rate(share: float, stage_steps: int, stage: int) -> float:
-    """Learning rate as a share: a short warm-up, flat, then down to nothing over the last third of the time."""
+    """Learning rate as a share: a short warm-up, flat, then down to nothing over the second half of the time."""
     warm = min(1.0, (stage_steps + 1) / (40 if stage < 2 else 1))
-    return warm * min(1.0, max(0.0, (1.0 - share) / 0.35))
+    return warm * min(1.0, max(0.0, (1.0 - share) / 0.5))
 
 
 def _line(row: tuple[int, float, str, float, float, float]) -> str:

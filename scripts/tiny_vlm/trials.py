@@ -1,4 +1,4 @@
-"""Held-out questions: layouts, pairs of words and answer letters that training never saw. Needs no torch."""
+"""Held-out questions: layouts, pairs of words and orders of options that training never saw. Needs no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Trial:
 
 
 def held_out_trials(count: int, seed: int) -> list[Trial]:
-    """Half free and half letters; set of places, pair of words and letter of the answer never seen in training."""
+    """Half free and half letters; set of places, pair of words and order of options never seen in training."""
     trials = []
     for index in range(count):
         rng = Random(f"held out/{seed}/{index}")
