@@ -8,6 +8,7 @@ Why        Never an R x R mask: any mask keeps ONNX Runtime's CUDA provider from
            writes heads * queries * keys numbers out, so there the queries come in blocks, and the keys of a segment
            are a slice: no segment pays for the longest one.
 Numerics   SAME formula; the kernel's own order of summation. The rotation is in float32, rounded once after it.
+           `softmax_precision` is not asked for: kernels sum in float32 anyhow, and older CUDA ones refuse the attribute.
 Declines   nothing; the wrapper writes one such node per transformer block.
 """
 

@@ -67,8 +67,8 @@ def _media(ops: StandardOps, grid: ir.Value, merge: int, block: int) -> Media:
     span = ops.ReduceMax(area, keepdims=0)
     blocks, more = frames, []
     if block:
-        span = ops.Min(span, np.int64(block))
-        per_frame = ops.Div(ops.Add(area, ops.Sub(span, ONE)), span)
+        span = _ceil_div(ops, span, _ceil_div(ops, span, np.int64(block)))
+        per_frame = _ceil_div(ops, area, span)
         blocks, more = ops.Mul(frames, per_frame), [per_frame]
     block_ends = ops.CumSum(blocks, np.int64(0))
     table = ops.Concat(
@@ -82,6 +82,11 @@ def _media(ops: StandardOps, grid: ir.Value, merge: int, block: int) -> Media:
     )
     num_rows, num_blocks = ops.ReduceSum(rows, keepdims=0), ops.ReduceSum(blocks, keepdims=0)
     return Media(table, row_ends, block_ends, num_rows, num_blocks, span)
+
+
+def _ceil_div(ops: StandardOps, value: ir.Value, divisor: ir.Value | np.int64) -> ir.Value:
+    less_one = divisor - ONE if isinstance(divisor, np.int64) else ops.Sub(divisor, ONE)
+    return ops.Div(ops.Add(value, less_one), divisor)
 
 
 def _look_up(
