@@ -96,7 +96,7 @@ def plain(snapshot: Snapshot, bindings: list[Binding], output: Path, threads: in
         simple = binding.transform == "identity" and all(part.scale == 1.0 and part.tensor for part in binding.parts)
         stored = convert(snapshot, binding) if simple else evaluate(binding, snapshot.array)
         with open(output / str(number), "wb", buffering=0) as file:
-            view = memoryview(stored.reshape(-1).view(np.uint8))
+            view = stored.reshape(-1).view(np.uint8).data
             while view:
                 view = view[file.write(view) :]
 

@@ -26,7 +26,7 @@ print("ready", flush=True)
 for logits in ("all", "last") * 50:
     story.export_vlm(sys.argv[2], sys.argv[3], recipe=Recipe(dtype="fp16", logits=logits), overwrite=True)
 """
-MOMENTS = 8
+MOMENTS = 5
 
 
 def killed(checkpoint: Path, package: Path, after: float) -> None:
