@@ -203,7 +203,7 @@ class Engine:
                 raise UsageError(f"The prompt takes {used} and {new_tokens} new ones follow, but {reason}. {advice}.")
 
     def _check_memory(self, batch: int, new: int, past: int, *, padded: bool) -> None:
-        check_decoder(self._memory, batch, new, past, free_memory(self.graphs.device), padded=padded)
+        check_decoder(self._memory, batch, new, past, lambda: free_memory(self.graphs.device), padded=padded)
 
 
 class _FeatureSlices:

@@ -74,9 +74,10 @@ class MemoryModel:
         return 4 if self.recipe.tensor_dtype == FLOAT32 else 2
 
 
-def check_vision(model: MemoryModel, num_segments: int, longest: int, free: int | None) -> None:
+def check_vision(model: MemoryModel, num_segments: int, longest: int, ask_free: Callable[[], int | None]) -> None:
     """Refuse a vision run that does not fit, naming the `--max-pixels` that does."""
     needed = model.vision(num_segments, longest)
+    free = _free_if_it_matters(needed, ask_free)
     if free is None or needed + RESERVE <= free:
         return
     vision = model.config.vision
@@ -91,9 +92,12 @@ def check_vision(model: MemoryModel, num_segments: int, longest: int, free: int 
     )
 
 
-def check_decoder(model: MemoryModel, batch: int, new: int, past: int, free: int | None, *, padded: bool) -> None:
+def check_decoder(
+    model: MemoryModel, batch: int, new: int, past: int, ask_free: Callable[[], int | None], *, padded: bool
+) -> None:
     """Refuse a decoder run that does not fit, naming the slice that does."""
     needed = model.decoder(batch, new, past, padded=padded)
+    free = _free_if_it_matters(needed, ask_free)
     if free is None or needed + RESERVE <= free:
         return
     fits = _largest(lambda n: model.decoder(batch, n, past + new - n, padded=padded) + RESERVE <= free, new)
@@ -102,6 +106,11 @@ def check_decoder(model: MemoryModel, batch: int, new: int, past: int, free: int
         f"{new} tokens after {past} in {batch} row(s) need {_size(needed)} for the decoder; {_size(free)} are free. "
         f"{advice}"
     )
+
+
+def _free_if_it_matters(needed: int, ask_free: Callable[[], int | None]) -> int | None:
+    """What is free, or None for a need too small to ask: asking a GPU takes longer than a short turn may."""
+    return ask_free() if needed > RESERVE else None
 
 
 def free_memory(device: Device) -> int | None:

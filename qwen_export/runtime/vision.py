@@ -76,7 +76,7 @@ def encode_media(graphs: Graphs, media: Sequence[Media]) -> np.ndarray:
     found: list[np.ndarray | None] = [None] * len(segments)
     for group in pack([segment.rows for segment in segments]):
         members = [segments[i] for i in group]
-        check_vision(model, len(members), max(s.rows for s in members), free_memory(graphs.device))
+        check_vision(model, len(members), max(s.rows for s in members), lambda: free_memory(graphs.device))
         features = _run(graphs, [media[s.media] for s in members], members)
         counts = [s.rows // vision.merge_unit for s in members]
         if len(features) != sum(counts):

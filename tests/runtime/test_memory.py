@@ -45,34 +45,42 @@ def model(dtype="fp16", target="cuda", provider="cuda", **recipe):
 def test_the_advised_max_pixels_fits_and_one_step_more_does_not():
     ours, free = model("fp32", "cpu", "cpu"), 4 * GIB
     with pytest.raises(UsageError) as caught:
-        check_vision(ours, 1, 65536, free)
+        check_vision(ours, 1, 65536, lambda: free)
     assert "4.00 GiB are free" in str(caught.value)
     pixels = int(re.search(r"--max-pixels (\d+)", str(caught.value)).group(1))
-    check_vision(ours, 1, pixels // 256, free)
+    check_vision(ours, 1, pixels // 256, lambda: free)
     with pytest.raises(UsageError):
-        check_vision(ours, 1, pixels // 256 + 4, free)
+        check_vision(ours, 1, pixels // 256 + 4, lambda: free)
 
 
 def test_the_advised_slice_fits_and_one_more_does_not():
     ours, free = model("fp32", "cpu", "cpu"), 12 * GIB
     with pytest.raises(UsageError) as caught:
-        check_decoder(ours, 1, 4096, 16384, free, padded=False)
+        check_decoder(ours, 1, 4096, 16384, lambda: free, padded=False)
     size = int(re.search(r"--prefill-slice (\d+)", str(caught.value)).group(1))
-    check_decoder(ours, 1, size, 16384 + 4096 - size, free, padded=False)
+    check_decoder(ours, 1, size, 16384 + 4096 - size, lambda: free, padded=False)
     with pytest.raises(UsageError):
-        check_decoder(ours, 1, size + 1, 16384 + 4095 - size, free, padded=False)
+        check_decoder(ours, 1, size + 1, 16384 + 4095 - size, lambda: free, padded=False)
 
 
 def test_nothing_fits_is_said_as_well():
     with pytest.raises(UsageError, match="Close other programs"):
-        check_vision(model(), 1, 4096, RESERVE)
+        check_vision(model(), 1, 16384, lambda: RESERVE)
     with pytest.raises(UsageError, match="Close other programs"):
-        check_decoder(model(), 1, 64, 0, RESERVE, padded=False)
+        check_decoder(model(), 1, 1024, 16384, lambda: RESERVE, padded=False)
 
 
 def test_unknown_free_memory_refuses_nothing():
-    check_vision(model(), 1, 10**7, None)
-    check_decoder(model(), 1, 10**6, 0, None, padded=False)
+    check_vision(model(), 1, 10**7, lambda: None)
+    check_decoder(model(), 1, 10**6, 0, lambda: None, padded=False)
+
+
+def test_a_short_turn_does_not_ask_the_gpu():
+    def ask():
+        raise AssertionError("nvidia-smi takes longer than the turn")
+
+    check_decoder(model(), 1, 20, 500, ask, padded=False)
+    check_vision(model(), 1, 1024, ask)
 
 
 def test_vision_on_cuda_is_linear_and_holds_the_design_figure():
