@@ -9,9 +9,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from qwen_export.contract import VISION_ENCODER
+from qwen_export.contract import VISION_ENCODER, vision_encoder_contract
+from qwen_export.passes.pipeline import lower
 from qwen_export.recipe import Recipe
 from qwen_export.tracing import build_graph
+from qwen_export.tracing.trace import trace, without_weight_data
 from qwen_export.wrappers import vision_upstream as upstream
 from qwen_export.wrappers.vision_encoder import VisionBlock, VisionEncoderWrapper, vision_shared_specs
 from tests.bound_graph import GraphSession, serialize
@@ -189,3 +191,23 @@ def test_a_parameter_nobody_reads_is_refused(tiny_config):
     parameters = upstream.meta_vision_block(tiny_config) | {"attn.q_norm.weight": torch.empty(4, device="meta")}
     with pytest.raises(UpstreamChanged, match=r"attn\.q_norm\.weight"):
         VisionBlock(parameters, 0, tiny_config, CUDA)
+
+
+@pytest.mark.parametrize("target", RECIPES)
+def test_stamped_graph_equals_the_whole_trace(target, tiny_graphs, tiny_config, tiny_upstream):
+    tensors = {name: value.to("meta") for name, value in tiny_upstream.state_dict().items()}
+    whole = upstream.whole_vision_encoder(tiny_config, recipe(target), tensors)
+    contract = vision_encoder_contract(tiny_config, "float32")
+    model = trace(whole, contract.inputs, ["image_features"])
+    bindings, constants = {}, {}
+    for name, piece in whole.named_modules():
+        bindings |= {f"{name}.{weight}": binding for weight, binding in getattr(piece, "bindings", {}).items()}
+        constants |= {f"{name}.{buffer}": value for buffer, value in getattr(piece, "constants", {}).items()}
+    without_weight_data(model, bindings, constants)
+    lower(model, recipe(target))
+    session = GraphSession(serialize(model, bindings, tiny_upstream.state_dict()))
+    for case in ("one picture", "videos and pictures", "larger than the position table"):
+        grids = GRIDS[case]
+        rows = pixels(tiny_config, grids)
+        [traced] = session.run({"pixel_values": rows, "image_grid_thw": grid_array(grids)}).values()
+        np.testing.assert_array_equal(traced, features(tiny_graphs, recipe(target), rows, grids))
