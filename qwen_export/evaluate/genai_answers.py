@@ -22,6 +22,7 @@ class GenaiAnswerer:
         self._feeder = Feeder(package)
         self._model = open_model(package, provider=provider, threads=threads)
         self._ends = end_tokens(package.folder, package.config)
+        self._vocabulary = package.config.text.vocab_size
 
     def answer(self, picture: bytes, name: str, prompt: str, max_new_tokens: int) -> Reply:
         """Answer about one picture file."""
@@ -40,7 +41,7 @@ class GenaiAnswerer:
             if not tokens:
                 first = time.perf_counter()
             tokens.append(int(generator.get_next_tokens()[0]))
-            logits = np.asarray(generator.get_logits(), dtype=np.float32).reshape(-1, self._feeder.vocabulary)
+            logits = np.asarray(generator.get_logits(), dtype=np.float32).reshape(-1, self._vocabulary)
             steps.append(margin_of(logits[-1]))
         return Reply(
             text=self._feeder.decode(tokens),

@@ -100,7 +100,7 @@ class RecordFile:
             self._file.truncate(data.rfind(b"\n") + 1)
             self._file.seek(0, os.SEEK_END)
         else:
-            self._write({"kind": RUN, **run})
+            self._write(RUN, run)
 
     def __enter__(self) -> RecordFile:
         return self
@@ -114,20 +114,22 @@ class RecordFile:
         if known is not None:
             check_same(known, facts, f"{self.path}: {facts['name']} was another system")
             return
-        self._write({"kind": SYSTEM, **facts})
-        self.records.systems[facts["name"]] = facts
+        self.records.systems[facts["name"]] = self._write(SYSTEM, facts)
 
     def add_answer(self, record: Record) -> None:
         """Persist one answer; it is on disk when this returns."""
-        self._write({"kind": ANSWER, **record})
-        self.records.answers[record["system"], record["index"]] = record
+        self.records.answers[record["system"], record["index"]] = self._write(ANSWER, record)
 
-    def _write(self, record: Record) -> None:
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    def _write(self, kind: str, record: Record) -> Record:
+        """Persist one line; the record as a reader of the file will see it."""
+        line = json.dumps({"kind": kind, **record}, ensure_ascii=False, allow_nan=False)
         # One write call, so that a kill can tear the line but never leave a later one in front of it.
-        self._file.write(line.encode("utf-8", errors="surrogatepass"))
+        self._file.write((line + "\n").encode("utf-8", errors="surrogatepass"))
         self._file.flush()
         os.fsync(self._file.fileno())
+        seen: Record = json.loads(line)
+        del seen["kind"]
+        return seen
 
 
 def check_same(known: Mapping[str, Any], given: Mapping[str, Any], what: str) -> None:
