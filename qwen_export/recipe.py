@@ -25,6 +25,10 @@ class Tolerances:
     """RMS error over the tensor's RMS, fp32 package."""
     fp32_error_ratio: float = 2.0
     """Where Transformers in fp32 itself is further from the truth than that: our error over its."""
+    operation_error: float = 2e-6
+    """RMS error over RMS of one operation in float32, the truth's inputs fed in."""
+    delta_rule_error: float = 4e-5
+    """The same for the token mixers, which sum over many tokens."""
     half_error_ratio: float = 1.05
     """Pooled RMS error of ours against the truth, over that of Transformers in half precision."""
     rtol: float = 1e-2

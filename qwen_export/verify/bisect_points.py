@@ -40,9 +40,7 @@ MOVES = frozenset(
 """Operators that compute nothing: named only where nothing else is."""
 
 
-INSIDE = "inside"
-"""The case name under which a reference file holds the inside of the layers; its sides are the calls."""
-VISION_CALL = "pictures"
+VISION_CALL, QUIET_VISION_CALL = "pictures", "quiet-pictures"
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Call:
     """Tokens of each row; shorter ones are padded on the left."""
     after: str | None = None
     """The call whose states it continues."""
+    quiet: bool = False
+    """What `QUIETED` names is scaled down by `QUIET` before it goes on."""
 
 
 CALLS = (
@@ -61,8 +61,16 @@ CALLS = (
     Call("slice", (9,), after="prompt"),
     Call("step", (1,), after="slice"),
     Call("padded", (20, 13)),
+    Call("quiet", (20,), quiet=True),
+    Call("quiet-step", (1,), after="quiet", quiet=True),
 )
-"""Every branch of the graph: chunks from empty states, chunks on carried states, a single step, and padding."""
+"""Every branch of the graph: chunks from empty states, chunks on carried states, a single step, and padding; then
+quiet ones, for the epsilons: every norm is given numbers so small that its epsilon counts."""
+QUIET = 1 / 128
+QUIETED = frozenset(
+    ("hidden", "in_proj_qkv", "in_proj", "out_proj", "o_proj", "down_proj", "attn_qkv", "attn_proj", "mlp_fc2")
+)
+"""Last part of the names of what is scaled: the residual stream, all that joins it, and what inner norms read."""
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,17 @@ The labels are those of `bisect_points`; upstream's separate projections are arr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from qwen_export.model_config import LINEAR_ATTENTION, TextConfig
+from qwen_export.model_config import LINEAR_ATTENTION
 from qwen_export.package import Package
 from qwen_export.runtime.preprocess import IMAGE
-from qwen_export.verify.bisect_points import CALLS, INSIDE, VISION_CALL
+from qwen_export.verify.bisect_points import CALLS, QUIET, QUIET_VISION_CALL, QUIETED, VISION_CALL
 from qwen_export.verify.cases import Case, CaseMaker, Plan
-from qwen_export.verify.reference import ReferenceModel, Tensors, run_case, to_array, upstream_positions
-from qwen_export.verify.reference_file import ReferenceWriter
+from qwen_export.verify.reference import ReferenceModel, Tensors, run_case, to_array
+from qwen_export.verify.reference_file import INSIDE, ReferenceWriter
 
 
 def note_inside(model: ReferenceModel, writer: ReferenceWriter, package: Package) -> None:
@@ -32,112 +31,132 @@ def note_inside(model: ReferenceModel, writer: ReferenceWriter, package: Package
         cache = caches[call.after] if call.after else model.new_cache()
         mask = np.concatenate([masks[call.after], mask], axis=1) if call.after else mask
         caches[call.name], masks[call.name] = cache, mask
-        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -length:] * np.array([1, 1, 1])[:, None, None]
+        positions = np.maximum(mask.cumsum(1) - 1, 0)[:, -length:]
         # the three axes differ, as they do behind a picture
         positions = positions + np.arange(3)[:, None, None] * 2
-        got = _watched(model, text, lambda c=cache, i=ids, m=mask, p=positions: model.forward(i, m, p, c, {}))  # type: ignore[misc]
-        got.update({"input_ids": ids, "attention_mask": mask, "position_ids": positions})
-        got.update({f"layers.{name}": value for name, value in model.states(cache).items()})
-        for name, array in got.items():
+        watch = _decoder_watch(model, call.quiet)
+        with model.watched(watch.hooks):
+            got = model.forward(ids, mask, positions, cache, {})
+        found = _decoder_tensors(model, watch.raw, got)
+        found.update({"input_ids": ids, "attention_mask": mask, "position_ids": positions})
+        found.update({f"layers.{name}": value for name, value in model.states(cache).items()})
+        for name, array in found.items():
             writer.add(INSIDE, call.name, name, array)
     if model.visual is not None:
-        case = _pictures(package)
-        for name, array in _vision(model, case).items():
-            writer.add(INSIDE, VISION_CALL, name, array)
+        plan = Plan("bisect", ("text 2, image 160x96, text 3, image 96x224, text 2",), steps=0)
+        case = CaseMaker(package.config, package.folder).make(plan, 0)
+        for name, quiet in ((VISION_CALL, False), (QUIET_VISION_CALL, True)):
+            for label, array in _vision_tensors(model, case, quiet).items():
+                writer.add(INSIDE, name, label, array)
 
 
-def _pictures(package: Package) -> Case:
-    plan = Plan("bisect", ("text 2, image 160x96, text 3, image 96x224, text 2",), steps=0)
-    return CaseMaker(package.config, package.folder).make(plan, 0)
+class _Watch:
+    """Forward hooks that note module outputs under labels, and scale some of them down in a quiet call."""
 
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.raw: Tensors = {}
+        self.hooks: list[Any] = []
 
-def _watched(model: ReferenceModel, text: TextConfig, run: Callable[[], Tensors]) -> Tensors:
-    raw: dict[str, np.ndarray] = {}
-    hooks: list[Any] = []
+    def output(self, label: str, module: Any, scaled_as: str = "") -> None:
+        """Args: scaled_as: the label that decides whether it is quieted, where upstream has several for one of ours."""
 
-    def watch(name: str, module: Any, *, source: bool = False) -> None:
+        def note(module: Any, args: tuple[Any, ...], out: Any) -> Any:
+            self.raw[label] = to_array(out)
+            return out * QUIET if self.quiet and (scaled_as or label.rsplit(".", 1)[-1]) in QUIETED else None
+
+        self.hooks.append((module, note))
+
+    def source(self, label: str, module: Any) -> None:
+        """Note what a module reads."""
+
         def note(module: Any, args: tuple[Any, ...], out: Any) -> None:
-            raw[name] = to_array(args[0] if source else out)
+            self.raw[label] = to_array(args[0])
 
-        hooks.append((module, note))
+        self.hooks.append((module, note))
 
+    def angles(self, module: Any) -> None:
+        """Note cos and sin; upstream repeats them for both halves of a head."""
+
+        def note(module: Any, args: tuple[Any, ...], out: Any) -> None:
+            for name, value in zip(("cos", "sin"), out, strict=True):
+                self.raw[f"prelude.{name}"] = to_array(value[..., : value.shape[-1] // 2])
+
+        self.hooks.append((module, note))
+
+
+def _decoder_watch(model: ReferenceModel, quiet: bool) -> _Watch:
+    text, watch = model.config.text, _Watch(quiet)
+    watch.output("prelude.hidden", model.language.embed_tokens)
+    watch.angles(model.language.rotary_emb)
     for index, layer in enumerate(model.language.layers):
-        at = f"layers.{index}."
-        watch(at + "input_layernorm", layer.input_layernorm)
-        watch(at + "post_attention_layernorm", layer.post_attention_layernorm)
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            watch(at + name, getattr(layer.mlp, name))
-        watch(at + "mlp_product", layer.mlp.down_proj, source=True)
-        mixer = layer.linear_attn if text.layer_types[index] == LINEAR_ATTENTION else layer.self_attn
-        last = "out_proj" if text.layer_types[index] == LINEAR_ATTENTION else "o_proj"
-        for name, module in mixer.named_children():
-            if name.endswith("_proj") or name.startswith("in_proj"):
-                watch(at + name, module)
-        watch(at + "mixer", getattr(mixer, last), source=True)
-    watch("head.norm", model.language.norm)
-    hooks.append((model.language.rotary_emb, _angles(raw)))
-    with model.watched(hooks):
-        got = run()
-    for index, kind in enumerate(text.layer_types):
-        _arrange(raw, f"layers.{index}.", kind, text)
-        raw[f"layers.{index}.output"] = got[f"hidden/{index}"]
-    embeds = got["inputs_embeds"]
-    return {**raw, "prelude.hidden": embeds, "inputs_embeds": embeds, "logits": got["logits"]}
+        at, linear = f"layers.{index}.", text.layer_types[index] == LINEAR_ATTENTION
+        mixer, last = (layer.linear_attn, "out_proj") if linear else (layer.self_attn, "o_proj")
+        watch.output(at + "input_layernorm", layer.input_layernorm)
+        inputs = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a") if linear else ("q_proj", "k_proj", "v_proj")
+        for name in inputs:
+            watch.output(at + name, getattr(mixer, name), scaled_as="" if linear else "in_proj")
+        watch.source(at + "mixer", getattr(mixer, last))
+        watch.output(at + last, getattr(mixer, last))
+        watch.output(at + "post_attention_layernorm", layer.post_attention_layernorm)
+        for name in ("gate_proj", "up_proj"):
+            watch.output(at + name, getattr(layer.mlp, name))
+        watch.source(at + "mlp_product", layer.mlp.down_proj)
+        watch.output(at + "down_proj", layer.mlp.down_proj)
+    watch.output("head.norm", model.language.norm)
+    return watch
 
 
-def _arrange(raw: dict[str, np.ndarray], at: str, kind: str, text: TextConfig) -> None:
+def _decoder_tensors(model: ReferenceModel, raw: Tensors, got: Tensors) -> Tensors:
     """Upstream's projections as the package stores them: one product for several."""
-    if kind == LINEAR_ATTENTION:
-        parts = [raw.pop(at + "in_proj_z"), -raw.pop(at + "in_proj_b"), raw.pop(at + "in_proj_a")]
-        raw[at + "in_proj_zba"] = np.concatenate(parts, axis=-1)
-        return
-    both = raw.pop(at + "q_proj")
-    both = both.reshape(*both.shape[:2], text.num_attention_heads, 2, text.head_dim)
-    query, gate = (both[:, :, :, i].reshape(*both.shape[:2], -1) for i in range(2))
-    raw[at + "in_proj"] = np.concatenate([query, raw.pop(at + "k_proj"), raw.pop(at + "v_proj"), gate], axis=-1)
+    text = model.config.text
+    for index, kind in enumerate(text.layer_types):
+        at = f"layers.{index}."
+        raw[at + "output"] = got[f"hidden/{index}"]
+        if kind == LINEAR_ATTENTION:
+            parts = [raw.pop(at + "in_proj_z"), -raw.pop(at + "in_proj_b"), raw.pop(at + "in_proj_a")]
+            raw[at + "in_proj_zba"] = np.concatenate(parts, axis=-1)
+            continue
+        both = raw.pop(at + "q_proj")
+        both = both.reshape(*both.shape[:2], text.num_attention_heads, 2, text.head_dim)
+        query, gate = (both[:, :, :, i].reshape(*both.shape[:2], -1) for i in range(2))
+        raw[at + "in_proj"] = np.concatenate([query, raw.pop(at + "k_proj"), raw.pop(at + "v_proj"), gate], axis=-1)
+    return {**raw, "inputs_embeds": raw["prelude.hidden"], "logits": got["logits"]}
 
 
-def _angles(raw: dict[str, np.ndarray]) -> Callable[[Any, Any, Any], None]:
-    """Notes cos and sin; upstream repeats them for both halves of a head."""
-
-    def note(module: Any, args: tuple[Any, ...], out: Any) -> None:
-        for name, value in zip(("cos", "sin"), out, strict=True):
-            raw[f"prelude.{name}"] = to_array(value[..., : value.shape[-1] // 2])
-
-    return note
-
-
-def _vision(model: ReferenceModel, case: Case) -> dict[str, np.ndarray]:
-    raw: dict[str, np.ndarray] = {}
-    hooks: list[Any] = []
+def _vision_tensors(model: ReferenceModel, case: Case, quiet: bool) -> Tensors:
     visual: Any = model.visual
-
-    def watch(name: str, module: Any, *, source: bool = False) -> None:
-        def note(module: Any, args: tuple[Any, ...], out: Any) -> None:
-            raw[name] = to_array(args[0] if source else out)
-
-        hooks.append((module, note))
-
-    hooks.append((visual.rotary_pos_emb, _angles(raw)))
-    watch("prelude.patch_embed", visual.patch_embed)
-    watch("prelude.hidden", visual.blocks[0], source=True)
+    watch = _Watch(quiet)
+    watch.angles(visual.rotary_pos_emb)
+    watch.output("prelude.patch_embed", visual.patch_embed)
     for index, block in enumerate(visual.blocks):
         at = f"blocks.{index}."
-        watch(at + "norm1", block.norm1)
-        watch(at + "norm2", block.norm2)
-        watch(at + "attn_qkv", block.attn.qkv)
-        watch(at + "attention", block.attn.proj, source=True)
-        watch(at + "attn_proj", block.attn.proj)
-        watch(at + "mlp_fc1", block.mlp.linear_fc1)
-        watch(at + "gelu", block.mlp.linear_fc2, source=True)
-        watch(at + "mlp_fc2", block.mlp.linear_fc2)
-        watch(at + "output", block)
-    watch("merger.norm", visual.merger.linear_fc1, source=True)
-    watch("merger.fc1", visual.merger.linear_fc1)
-    watch("merger.gelu", visual.merger.linear_fc2, source=True)
-    with model.watched(hooks):
-        got = run_case(model, case)
-    raw["pixel_values"] = np.concatenate([item.pixel_values for item in case.media])
-    raw["image_grid_thw"] = case.grids(IMAGE)
-    return {**raw, "image_features": got["image_features"], "input_ids": case.input_ids,
-            "inputs_embeds": got["inputs_embeds"], "positions": upstream_positions(model, case)[0]}  # fmt: skip
+        watch.output(at + "norm1", block.norm1)
+        watch.output(at + "attn_qkv", block.attn.qkv)
+        watch.source(at + "attention", block.attn.proj)
+        watch.output(at + "attn_proj", block.attn.proj)
+        watch.output(at + "norm2", block.norm2)
+        watch.output(at + "mlp_fc1", block.mlp.linear_fc1)
+        watch.source(at + "gelu", block.mlp.linear_fc2)
+        watch.output(at + "mlp_fc2", block.mlp.linear_fc2)
+        watch.output(at + "output", block)
+    watch.source("merger.norm", visual.merger.linear_fc1)
+    watch.output("merger.fc1", visual.merger.linear_fc1)
+    watch.source("merger.gelu", visual.merger.linear_fc2)
+
+    def first(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        watch.raw["prelude.hidden"] = to_array(args[0])
+        return (args[0] * QUIET, *args[1:]) if quiet else None
+
+    handle = visual.blocks[0].register_forward_pre_hook(first)
+    try:
+        with model.watched(watch.hooks):
+            got = run_case(model, case)
+    finally:
+        handle.remove()
+    given = {
+        "pixel_values": np.concatenate([item.pixel_values for item in case.media]),
+        "image_grid_thw": case.grids(IMAGE),
+        "input_ids": case.input_ids,
+    }
+    return {**watch.raw, **given, "image_features": got["image_features"], "inputs_embeds": got["inputs_embeds"]}

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from qwen_export.checkpoint import Snapshot
 from qwen_export.contract import FLOAT32
@@ -31,18 +30,17 @@ def collect(
     *,
     suite: str,
     said: Said,
-    inside: Callable[[Any, ReferenceWriter], None] | None = None,
 ) -> None:
     """Write a reference for a package.
 
     Args:
         said: told what is being computed.
-        inside: called with the truth's model while it is loaded, to note what happens inside its layers.
 
     Raises:
         UsageError: torch, accelerate or a fitting Transformers is missing, or the file cannot be written.
     """
     try:
+        from qwen_export.verify.bisect_truth import note_inside
         from qwen_export.verify.reference import ReferenceModel, run_case
         from qwen_export.verify.reference_weights import stored_rounding
     except ImportError as error:
@@ -66,9 +64,11 @@ def collect(
             tokens[case.name] = found.get("tokens")
             for name, array in found.items():
                 writer.add(case.name, TRUTH, name, array)
-        if inside is not None:
-            said("truth: inside the layers")
-            inside(model, writer)
+        said("truth: inside the layers")
+        try:
+            note_inside(model, writer, package)
+        except (InputError, PackageError) as error:
+            not_run["operations of the vision encoder"] = str(error)
         device = str(model.device)
         del model
         model = ReferenceModel(snapshot, dtype, {})

@@ -10,6 +10,7 @@ from typing import Any
 
 from qwen_export import __version__
 from qwen_export.package import Package
+from qwen_export.verify.bisect import Bisection
 from qwen_export.verify.identity import Identity
 from qwen_export.verify.parity import Ledger, Tensor, pooled
 from qwen_export.verify.verdict import Check
@@ -46,8 +47,10 @@ class VerifyReport:
     free_runs: list[FreeRun]
     not_run: dict[str, str]
     layer_kinds: tuple[str, ...]
-    bisect: Any = None
-    """`qwen_export.verify.bisect.Bisection`, where asked for."""
+    bisect: Bisection | None
+    """Every operation with the truth's inputs; None where the reference does not have them."""
+    show_bisect: bool = False
+    """Show all of them, not only those at fault."""
     seconds: float = 0.0
     report: Path | None = field(default=None, compare=False)
 

@@ -19,6 +19,8 @@ from qwen_export.errors import UsageError
 
 TRUTH, PEER = "truth", "peer"
 """Transformers in float32 on the package's stored weight values, and in the package's own dtype."""
+INSIDE = "inside"
+"""The case name under which the inside of the layers is held; its sides are the calls of `bisect_points`."""
 FORMAT = "qwen_export reference 1"
 _HEADER = "header"
 
@@ -91,6 +93,11 @@ class Reference:
         """Tensors of one side of a case, in the order they were computed."""
         prefix = f"{case}/{side}/"
         return [name.removeprefix(prefix) for name in self._arrays.files if name.startswith(prefix)]
+
+    @property
+    def has_inside(self) -> bool:
+        """Whether the inside of the layers was noted too."""
+        return any(name.startswith(f"{INSIDE}/") for name in self._names)
 
     @property
     def cases(self) -> tuple[str, ...]:

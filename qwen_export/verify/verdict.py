@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen_export.recipe import Tolerances
+from qwen_export.verify.bisect import Bisection
 from qwen_export.verify.parity import INNER, WORDS, Errors, Ledger, Tensor, pooled
 
 MIN_CASES = 16
@@ -38,13 +39,17 @@ class Check:
         return f"{self.name}: {self.value:.3g} {sign} {self.limit:.3g} ({self.tolerance}){note}"
 
 
-def judge(ledger: Ledger, *, half: bool) -> list[Check]:
+def judge(ledger: Ledger, bisection: Bisection | None, *, half: bool) -> list[Check]:
     """Every check, in the order of computation.
 
-    Args: half: the package's dtype is fp16 or bf16.
+    Args:
+        bisection: every operation with the truth's inputs, where the reference has them.
+        half: the package's dtype is fp16 or bf16.
     """
     checks = _finite(ledger)
     checks.append(_positions(ledger))
+    if bisection is not None:
+        checks.append(_operations(bisection))
     return checks + (_half(ledger) if half else _fp32(ledger))
 
 
@@ -59,6 +64,13 @@ def _finite(ledger: Ledger) -> list[Check]:
     total = sum(errors.not_finite for errors in ledger.entries.values())
     note = "" if bad is None else f"first in the {bad[0].component}: {bad[0]}, case {bad[1]}"
     return [Check("numbers that are not finite", float(total), 0.0, "always", total == 0, note)]
+
+
+def _operations(bisection: Bisection) -> Check:
+    wrong = len(bisection.faults) + len(bisection.problems)
+    name = f"operations, of {len(bisection.rows)}, that leave the truth by themselves"
+    note = "; ".join([str(bisection), *bisection.problems][: 3 if wrong else 0])
+    return Check(name, float(wrong), 0.0, "operation_error, delta_rule_error", not wrong, note)
 
 
 def _positions(ledger: Ledger) -> Check:

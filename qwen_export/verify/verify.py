@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from qwen_export.checkpoint import open_snapshot
 from qwen_export.contract import FLOAT32, VISION_ENCODER
 from qwen_export.errors import UsageError
 from qwen_export.package import Package, open_package
+from qwen_export.verify.bisect import find_faults
 from qwen_export.verify.candidate import Candidate
 from qwen_export.verify.cases import SUITES, Case
 from qwen_export.verify.collect import CASE, Said, collect, source_digest
@@ -53,7 +53,7 @@ def verify(
         provider: `cpu` or `cuda`.
         reference: a file that `save_reference` wrote; neither torch nor the checkpoint is needed then.
         report: where to write the HTML page.
-        bisect: name the first layer and operation where the package leaves the truth.
+        bisect: show every operation, not only those that leave the truth.
         deep: hash every source tensor instead of a sample.
 
     Raises:
@@ -72,14 +72,17 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="qwen-export-verify-") as scratch:
         path = reference or save_reference or Path(scratch) / "reference.npz"
         if snapshot is not None:
-            inside = _inside(opened) if bisect or save_reference else None
-            collect(opened, snapshot, path, suite=suite, said=said, inside=inside)
+            collect(opened, snapshot, path, suite=suite, said=said)
         truth = Reference(path)
         try:
             _check_reference(opened, truth)
             candidate = Candidate(opened, runner)
             ledger, free_runs, not_run = compare(candidate, truth, said)
-            found = _bisect(opened, truth, said) if bisect else None
+            found = None
+            if truth.has_inside:
+                found = find_faults(opened, truth, said)
+            else:
+                not_run["operations"] = "the reference does not hold the inside of the layers"
             facts = dict(truth.facts)
         finally:
             truth.close()
@@ -93,12 +96,13 @@ def verify(
         reference=facts,
         versions=versions_here(opened),
         identity=identity,
-        checks=judge(ledger, half=half),
+        checks=judge(ledger, found, half=half),
         ledger=ledger,
         free_runs=free_runs,
         not_run=not_run,
         layer_kinds=opened.config.text.layer_types,
         bisect=found,
+        show_bisect=bisect,
         seconds=time.perf_counter() - started,
     )
     if report is not None:
@@ -193,18 +197,6 @@ def _check_reference(package: Package, reference: Reference) -> None:
             f"{reference.path} was made for another checkpoint or dtype than {package.folder} "
             f"({package.recipe.dtype}). Make one with --checkpoint DIR --save-reference FILE."
         )
-
-
-def _inside(package: Package) -> Callable[[Any, Any], None]:
-    from qwen_export.verify.bisect_truth import note_inside
-
-    return lambda model, writer: note_inside(model, writer, package)
-
-
-def _bisect(package: Package, reference: Reference, said: Said) -> Any:
-    from qwen_export.verify.bisect import bisect
-
-    return bisect(package, reference, said)
 
 
 def _quiet(name: str) -> None:
