@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from qwen_export.errors import QwenExportError, UsageError
+from qwen_export.errors import UsageError
 from qwen_export.genai.files import check_complete
 from qwen_export.genai.native import native_notes
 from qwen_export.genai.report import GenAICase, GenAIReport
@@ -44,9 +44,12 @@ class Question:
     text: str
     sizes: tuple[tuple[int, int], ...] = ()
     """Width and height of its pictures."""
+    may_end: bool = False
+    """Whether an end token ends the answer; otherwise none is chosen, so that all see as many decode steps."""
 
 
 QUESTIONS = (
+    Question("text, until it ends", "Name three colours.", may_end=True),
     Question("text", "Name three colours."),
     Question("one picture", "What is in this picture?", ((200, 136),)),
     Question("three pictures of different size", "What changed?", ((96, 160), (230, 120), (144, 144))),
@@ -67,7 +70,7 @@ def check_genai(
 
     Args:
         provider: `cpu` or `cuda`; by default the one that genai_config.json names. `run` computes there too.
-        new_tokens: greedy tokens compared per prompt, fewer where an answer ends.
+        new_tokens: greedy tokens compared per prompt.
 
     Raises:
         UsageError, PackageError: nothing could be judged: GenAI or its files are missing, the package is graph-only.
@@ -87,14 +90,18 @@ def check_genai(
         progress.stage("open in GenAI")
     model = open_model(opened, provider=provider, threads=threads)
     feeder, engine = Feeder(opened), Engine(opened, Device(where), threads)
-    cases = []
+    cases, notes = [], [*facts.remarks(config["model"])]
     for question in QUESTIONS:
         if question.sizes and not facts.has_vision:
             continue
+        prompt = feeder.prompt([{"role": "user", "content": _content(question)}])
+        if len(prompt.input_ids) + new_tokens > feeder.context_length:
+            notes.append(f"{question.name}: left out, {len(prompt.input_ids)} prompt tokens do not fit the package.")
+            continue
         if progress:
             progress.stage(f"ask: {question.name}")
-        cases.append(_ask(question, feeder, model, engine, facts, new_tokens))
-    notes = [*facts.remarks(config["model"]), *native_notes(feeder, model, pictures(((400, 304), (250, 100))))]
+        cases.append(_ask(question, prompt, feeder, model, engine, list(facts.choose().end), new_tokens))
+    notes += native_notes(feeder, model, pictures(((400, 304), (250, 100))))
     return GenAIReport(version, where, findings, tuple(cases), tuple(notes))
 
 
@@ -110,40 +117,52 @@ def pictures(sizes: Sequence[tuple[int, int]]) -> list[Image.Image]:
     return out
 
 
-def _ask(
-    question: Question, feeder: Feeder, model: Any, engine: Engine, facts: TokenFacts, new_tokens: int
-) -> GenAICase:
+def _content(question: Question) -> Any:
     parts = [{"type": "image", "image": picture} for picture in pictures(question.sizes)]
-    content: Any = [*parts, {"type": "text", "text": question.text}] if parts else question.text
-    prompt = feeder.prompt([{"role": "user", "content": content}])
-    ends = facts.choose().end
-    expected, wanted_logits = _greedy(engine, prompt, new_tokens, ends)
+    return [*parts, {"type": "text", "text": question.text}] if parts else question.text
+
+
+def _ask(
+    question: Question, prompt: Prompt, feeder: Feeder, model: Any, engine: Engine, ends: list[int], new_tokens: int
+) -> GenAICase:
+    expected, wanted = _greedy(engine, prompt, new_tokens, ends, question.may_end)
     found: list[int] = []
     worst = float("nan")
+    shortest = 0 if question.may_end else len(prompt.input_ids) + new_tokens
+    greedy = {"do_sample": False, "repetition_penalty": 1.0, "min_length": shortest}
+    error = ""
     try:
-        generator = feeder.generator(model, prompt, max_new_tokens=new_tokens, do_sample=False)
+        generator = feeder.generator(model, prompt, max_new_tokens=new_tokens, **greedy)
         while not generator.is_done():
             if len(found) < len(expected) and found == expected[: len(found)]:
-                logits = np.asarray(generator.get_logits(), dtype=np.float32).reshape(-1)[-feeder.vocabulary :]
-                worst = float(np.nanmax([worst, np.abs(logits - wanted_logits[len(found)]).max()]))
+                difference = _difference(generator.get_logits(), wanted[len(found)])
+                worst = difference if np.isnan(worst) else max(worst, difference)
             generator.generate_next_token()
             found.append(int(generator.get_next_tokens()[0]))
-    except QwenExportError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        return GenAICase(question.name, len(prompt.input_ids), tuple(expected), tuple(found), worst, reason)
-    return GenAICase(question.name, len(prompt.input_ids), tuple(expected), tuple(found), worst)
+    except RuntimeError as refused:
+        error = str(refused).strip().splitlines()[0]
+    return GenAICase(question.name, len(prompt.input_ids), tuple(expected), tuple(found), worst, error)
 
 
-def _greedy(engine: Engine, prompt: Prompt, new_tokens: int, ends: Sequence[int]) -> tuple[list[int], list[np.ndarray]]:
+def _difference(found: Any, wanted: np.ndarray) -> float:
+    """Largest absolute difference of the last position's logits; infinite where one is not finite."""
+    last = np.asarray(found, dtype=np.float32).reshape(-1)[-len(wanted) :]
+    return float(np.nan_to_num(np.abs(last - wanted), nan=np.inf).max())
+
+
+def _greedy(
+    engine: Engine, prompt: Prompt, new_tokens: int, ends: list[int], may_end: bool
+) -> tuple[list[int], list[np.ndarray]]:
     """`run`'s tokens and the logits [V] behind each."""
     logits, state = engine.prefill([prompt])
     tokens: list[int] = []
     seen: list[np.ndarray] = []
     while True:
         seen.append(logits[0])
-        tokens.append(int(np.argmax(logits[0])))
+        scores = logits[0].copy()
+        if not may_end:
+            scores[ends] = -np.inf
+        tokens.append(int(np.argmax(scores)))
         if tokens[-1] in ends or len(tokens) == new_tokens:
             return tokens, seen
         logits, state = engine.decode(np.array(tokens[-1:], dtype=np.int64), state)

@@ -83,7 +83,7 @@ def _processor(feeder: Feeder, model: Any, pictures: Sequence[Image.Image]) -> I
                 continue
             grid, pixels = tuple(int(n) for n in made["image_grid_thw"].reshape(-1)), made["pixel_values"]
             if grid != media.grid:
-                yield f"GenAI's own processor makes the grid {grid} of {what}, Transformers {media.grid}; use the helper."
+                yield f"GenAI's own processor cuts {what} into {grid}, Transformers into {media.grid}; use the helper."
                 continue
             difference = float(np.abs(pixels.reshape(media.pixel_values.shape) - media.pixel_values).max())
             if difference > PIXEL_TOLERANCE:

@@ -62,9 +62,9 @@ class Feeder:
         return not self._is_text
 
     @property
-    def vocabulary(self) -> int:
-        """V, logits of one position."""
-        return self.package.config.text.vocab_size
+    def context_length(self) -> int:
+        """Tokens of one request at most."""
+        return int(self._model["context_length"])
 
     @property
     def tokenizer(self) -> Any:
@@ -143,7 +143,7 @@ class Feeder:
             search: GenAI's search options, such as `do_sample=False`; the rest are those of genai_config.json.
         """
         genai = import_genai()
-        length, limit = len(prompt.input_ids) + max_new_tokens, self._model["context_length"]
+        length, limit = len(prompt.input_ids) + max_new_tokens, self.context_length
         if max_new_tokens < 1 or length > limit:
             raise UsageError(
                 f"{len(prompt.input_ids)} prompt tokens and {max_new_tokens} new ones do not fit: a request has at "
@@ -162,7 +162,15 @@ class Feeder:
         """A picture as the PNG that GenAI's own processor cuts into Transformers' patches: `Images.open_bytes(png)`."""
         name = describe(source)
         image = open_image(source, name)
-        height, width = self._target_size(image, name)
+        images = self._preprocessor()
+        height, width = _smart_resize(image.height, image.width, images.factor, images.size, name)
+        written = images.upstream.size
+        if (height, width) != _smart_resize(height, width, images.factor, written, name):
+            raise UsageError(
+                f"{name}: {width}x{height} pixels are outside the limits of the package's processor file "
+                f"({written['shortest_edge']} to {written['longest_edge']}), so GenAI would resize it again. Feed "
+                "named tensors, or keep to those limits."
+            )
         out = io.BytesIO()
         image.resize((width, height), Image.Resampling.BICUBIC).save(out, "PNG", compress_level=1)
         return out.getvalue()
@@ -201,16 +209,15 @@ class Feeder:
         self._images = self._images or ImagePreprocessor(self.package.folder, self._limits)
         return self._images
 
-    def _target_size(self, image: Image.Image, name: str) -> tuple[int, int]:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        images = self._preprocessor()
-        try:
-            return smart_resize(
-                image.height, image.width, images.factor, images.size["shortest_edge"], images.size["longest_edge"]
-            )
-        except ValueError as error:
-            raise InputError(f"{name}: the image processor refused the picture ({error}).") from None
+def _smart_resize(height: int, width: int, factor: int, size: Any, name: str) -> tuple[int, int]:
+    """Transformers' target size of a picture."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    try:
+        return smart_resize(height, width, factor, size["shortest_edge"], size["longest_edge"])
+    except ValueError as error:
+        raise InputError(f"{name}: the image processor refused the picture ({error}).") from None
 
 
 def new_tokens(generator: Any) -> Iterator[int]:
