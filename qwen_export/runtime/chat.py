@@ -81,7 +81,8 @@ class Chat:
     ) -> Answer:
         """Take one turn: pictures, then a video, then text.
 
-        A turn that fails leaves the conversation as it was.
+        A turn that fails leaves the conversation as it was. Only where a static KV cache has been written to by then,
+        the conversation begins anew.
 
         Args:
             on_text: called with pieces of the answer as they are decoded.
@@ -92,7 +93,8 @@ class Chat:
         for item in media:
             if item.note and on_note:
                 on_note(item.note)
-        prompt, state = self._prompt(text, media), self._state_after_answer()
+        prompt = self._prompt(text, media)
+        self._feed_last_token()
         stream = TextStream(self._builder)
         pieces: list[str] = []
 
@@ -101,16 +103,22 @@ class Chat:
             if piece and on_text:
                 on_text(piece)
 
-        made = generate(
-            self._engine,
-            [prompt],
-            max_new_tokens=max_new_tokens,
-            end_tokens=self._ends,
-            sampler=self._sampler,
-            state=state,
-            slice_size=self._slice,
-            on_token=lambda row, token: emit(stream.push(token)),
-        )
+        steps = self._engine.num_steps
+        try:
+            made = generate(
+                self._engine,
+                [prompt],
+                max_new_tokens=max_new_tokens,
+                end_tokens=self._ends,
+                sampler=self._sampler,
+                state=self._state,
+                slice_size=self._slice,
+                on_token=lambda row, token: emit(stream.push(token)),
+            )
+        except BaseException:  # an interrupt by the user included
+            if self._state is not None and self._state.is_static and self._engine.num_steps > steps:
+                self._state, self._unfed = None, ()
+            raise
         emit(stream.flush())
         self._state, self._unfed = made.state, made.tokens[0][-1:]
         return _answer("".join(pieces), made, media)
@@ -135,17 +143,16 @@ class Chat:
             return self._builder.encode(self._builder.render([*system, message], thinking=self._thinking), media)
         return self._builder.encode(self._builder.render_next_turn(message, thinking=self._thinking), media)
 
-    def _state_after_answer(self) -> State | None:
-        """States that have seen the whole last answer, but for its end token.
+    def _feed_last_token(self) -> None:
+        """Let the states see the last token of an answer that was cut off.
 
         The template closes an answer with its own end mark. If the model said that mark itself it is not repeated; any
         other end token is replaced by it, as the template would write the conversation.
         """
-        state = self._state
         for token in self._unfed:
-            if state is not None and token not in self._ends:
-                _, state = self._engine.decode(np.array([token], np.int64), state)
-        return state
+            if self._state is not None and token not in self._ends:
+                _, self._state = self._engine.decode(np.array([token], np.int64), self._state)
+        self._unfed = ()
 
 
 def _answer(text: str, made: Generation, media: Sequence[Media]) -> Answer:

@@ -37,6 +37,8 @@ class Engine:
         self._memory = MemoryModel(self.config, self.recipe, self.graphs.device)
         self._decode_step = DecodeStep(self.graphs, self._specs) if package.decode_graph else None
         self._media_ids = [self.config.image_token_id, self.config.video_token_id] if self.config.vision else []
+        self.num_steps = 0
+        """Decoder runs so far: a static state is as it was before a failure only if this is."""
 
     def empty_state(self, batch: int = 1) -> State:
         """States of rows that have seen nothing."""
@@ -133,6 +135,7 @@ class Engine:
         else:
             embedded = self.graphs.run(EMBEDDING, {"input_ids": ids, "image_features": features})
             inputs["inputs_embeds"] = embedded["inputs_embeds"]
+        self.num_steps += 1
         # every past state is read before its present is written, so all may share their buffers
         in_place = {s.present.name: state.values[s.past.name] for s in self._specs}
         outputs = self.graphs.run(
@@ -151,6 +154,7 @@ class Engine:
 
     def _decode_in_place(self, graph: DecodeStep, ids: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         self._check_ids(ids, None)
+        self.num_steps += 1
         logits = graph.run(ids, state.length + 1, text_positions(state.next_position, 1))
         mask = np.ones((1, state.length + 1), np.int64)
         return logits[:, -1].astype(np.float32), replace(state, mask=mask, next_position=state.next_position + 1)

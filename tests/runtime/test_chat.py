@@ -67,6 +67,15 @@ def test_a_failed_turn_leaves_the_conversation(tiny_package, picture):
     assert chat.ask("And now?", max_new_tokens=8).tokens == other.ask("And now?", max_new_tokens=8).tokens
 
 
+def test_a_failure_while_decoding_leaves_a_growing_cache(tiny_package):
+    chat, other = Chat(tiny_package), Chat(tiny_package)
+    for one in (chat, other):
+        one.ask("Hello", max_new_tokens=5)
+    with pytest.raises(ZeroDivisionError):
+        chat.ask("Fail", max_new_tokens=50, on_text=lambda piece: 1 // 0)
+    assert chat.ask("And now?", max_new_tokens=8).tokens == other.ask("And now?", max_new_tokens=8).tokens
+
+
 def test_frames_are_reported_before_the_answer(tiny_package, tmp_path):
     for i in range(5):
         marker(96, 64).save(tmp_path / f"{i}.png")
@@ -135,8 +144,14 @@ def test_other_kinds_of_package_say_the_same(tiny_package, tiny_checkpoint, pict
         export_vlm(tiny_checkpoint, tmp_path / name, recipe=recipe)
         chat = open_chat(tmp_path / name)
         assert chat.ask("What is it?", images=[picture], max_new_tokens=24).tokens == expected.tokens, name
+    chat = open_chat(tmp_path / "static")
+    first = chat.ask("Hello", max_new_tokens=8).tokens
     with pytest.raises(UsageError, match="static cache holds"):
-        open_chat(tmp_path / "static").ask("Hi", max_new_tokens=120)
+        chat.ask("Hi", max_new_tokens=120)
+    assert chat.state is not None
+    with pytest.raises(ZeroDivisionError):
+        chat.ask("Fail", max_new_tokens=50, on_text=lambda piece: 1 // 0)
+    assert chat.ask("Hello", max_new_tokens=8).tokens == first
 
 
 @pytest.mark.full
