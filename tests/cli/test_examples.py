@@ -16,6 +16,7 @@ import pytest
 
 from qwen_export.cli.app import app
 from qwen_export.cli.examples import EXAMPLES
+from tests.evaluate.diagrams import write_dataset
 
 MAY_DIFFER = {"diff": 1}
 """Exit code of a command's last example, where it is not 0."""
@@ -37,6 +38,7 @@ def test_examples_in_one_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_checkpoint, tmp_path / "ckpt")
+    write_dataset(tmp_path / "ai2d", 4)
     done = {"qwen-export synth ckpt --config tiny"}
     for name, lines in EXAMPLES.items():
         for line in lines:
@@ -55,6 +57,8 @@ def test_examples_in_one_folder(
 def test_examples_in_a_fresh_folder(name: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
     if name != "synth":
         shutil.copytree(tiny_checkpoint, tmp_path / "ckpt")
+    if name == "evaluate":
+        write_dataset(tmp_path / "ai2d", 4)
     scripts = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join((scripts, os.environ["PATH"]))}
     for line in EXAMPLES[name]:
