@@ -1,6 +1,6 @@
 """Lower `vision_plan` to integer arithmetic over one table per call.
 
-Before     place, extent, query_rows, key_start, key_count, slot = vision_plan(pixel_values, grid_thw; merge, block)
+Before     place, extent, query_rows, key_start, key_end, key_count, slot = vision_plan(pixel_values, grid_thw; ...)
 After      a table with one line per image; a row finds its image by counting the images that end before it, looks its
            line up once, and the rest is Div and Mod. Query blocks do the same.
 Why        Upstream walks Python lists; torch's own spelling costs 400 nodes, and sizes that torch.export must guess.
@@ -126,4 +126,4 @@ def _query_blocks(ops: StandardOps, media: Media, blocked: bool) -> Sequence[ir.
     # beyond the last row there is nothing to gather; those slots are never read
     slots = ops.Add(begin, ops.Range(np.int64(0), media.span, ONE))
     query_rows = ops.Min(slots, ops.Sub(media.num_rows, ONE))
-    return query_rows, ops.Squeeze(key_start, ops.ints(1)), ops.Squeeze(area, ops.ints(1))
+    return query_rows, key_start, ops.Add(key_start, area), ops.Squeeze(area, ops.ints(1))

@@ -58,7 +58,8 @@ def vision_shared_specs(config: ModelConfig, recipe: Recipe) -> list[TensorSpec]
         TensorSpec("cos", FLOAT32, angles),
         TensorSpec("sin", FLOAT32, angles),
         TensorSpec("query_rows", INT64, (QUERY_BLOCKS, BLOCK_SLOTS)),
-        TensorSpec("key_start", INT64, (QUERY_BLOCKS,)),
+        TensorSpec("key_start", INT64, (QUERY_BLOCKS, 1)),
+        TensorSpec("key_end", INT64, (QUERY_BLOCKS, 1)),
         TensorSpec("key_count", INT64, (QUERY_BLOCKS,)),
         TensorSpec("slot", INT64, (PATCHES,)),
     ]
@@ -179,6 +180,7 @@ class VisionBlock(VisionPiece):
         sin: Tensor,
         query_rows: Tensor,
         key_start: Tensor,
+        key_end: Tensor,
         key_count: Tensor,
         slot: Tensor,
     ) -> Tensor:
@@ -189,6 +191,7 @@ class VisionBlock(VisionPiece):
             sin,
             query_rows,
             key_start,
+            key_end,
             key_count,
             slot,
             self.config.num_heads,

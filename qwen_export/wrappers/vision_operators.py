@@ -18,7 +18,7 @@ from torch import Tensor
 @torch.library.custom_op("qwen_export::vision_plan", mutates_args=())
 def vision_plan(
     pixel_values: Tensor, grid_thw: Tensor, merge: int, block: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Where every patch row lies and what it attends to, computed once for all blocks. Integers only.
 
     Args:
@@ -32,7 +32,8 @@ def vision_plan(
         place: [R, 2] row and column of the patch in its image.
         extent: [R, 2] height and width of that image.
         query_rows: [Q, W] the patch row in each slot of each query block; beyond the block's end any legal row.
-        key_start, key_count: [Q] the rows of the block's segment.
+        key_start, key_end: [Q, 1] the rows of the block's segment: first, and after the last.
+        key_count: [Q] how many these are.
         slot: [R] where each patch row stands among the Q*W slots.
     """
     places: list[Tensor] = []
@@ -65,12 +66,13 @@ def vision_plan(
         torch.cat([empty.reshape(0, 2), *places]),
         torch.cat([empty.reshape(0, 2), *extents]),
         torch.stack(blocks).clamp(max=row - 1) if blocks else empty.reshape(0, 1),
-        torch.tensor(starts, dtype=torch.int64),
+        torch.tensor(starts, dtype=torch.int64).unsqueeze(1),
+        torch.tensor(starts, dtype=torch.int64).add(torch.tensor(counts, dtype=torch.int64)).unsqueeze(1),
         torch.tensor(counts, dtype=torch.int64),
         torch.cat([empty, *slots]),
     )
-    a, b, c, d, e, f = (x.to(grid_thw.device) for x in out)
-    return a, b, c, d, e, f
+    a, b, c, d, e, f, g = (x.to(grid_thw.device) for x in out)
+    return a, b, c, d, e, f, g
 
 
 def _ceil_div(value: int, divisor: int) -> int:
@@ -81,7 +83,7 @@ def _ceil_div(value: int, divisor: int) -> int:
 def _(pixel_values, grid_thw, merge, block):
     context = torch.library.get_ctx()
     rows, blocks, width = pixel_values.shape[0], context.new_dynamic_size(), context.new_dynamic_size()
-    shapes = ((rows, 2), (rows, 2), (blocks, width), (blocks,), (blocks,), (rows,))
+    shapes = ((rows, 2), (rows, 2), (blocks, width), (blocks, 1), (blocks, 1), (blocks,), (rows,))
     return tuple(grid_thw.new_empty(shape) for shape in shapes)
 
 
@@ -92,6 +94,7 @@ def packed_attention(
     sin: Tensor,
     query_rows: Tensor,
     key_start: Tensor,
+    key_end: Tensor,
     key_count: Tensor,
     slot: Tensor,
     num_heads: int,
@@ -102,7 +105,7 @@ def packed_attention(
     Args:
         qkv: [R, 3*C] queries, keys and values.
         cos, sin: float32 angles of half a head, per slot [Q, W, C/N/2] where `block` is 0, else per row [1, R, C/N/2].
-        query_rows, key_start, key_count, slot: from `vision_plan`, made with the same `block`.
+        query_rows, key_start, key_end, key_count, slot: from `vision_plan`, made with the same `block`.
 
     Returns:
         [R, C] in the dtype of `qkv`.
@@ -112,15 +115,15 @@ def packed_attention(
     # float32 through the rotation as upstream, one rounding after it
     query, key = (_rotate(heads[:, i].float(), cos, sin).to(qkv.dtype) for i in (0, 1))
     out = [qkv.new_empty(0, qkv.shape[1] // 3)]
-    for rows, start, count in zip(query_rows, key_start.tolist(), key_count.tolist(), strict=True):
-        scores = torch.einsum("qhd,khd->hqk", query[rows], key[start : start + count]) * query.shape[-1] ** -0.5
+    for rows, start, end in zip(query_rows, key_start, key_end, strict=True):
+        scores = torch.einsum("qhd,khd->hqk", query[rows], key[start:end]) * query.shape[-1] ** -0.5
         weights = scores.softmax(-1, dtype=torch.float32).to(qkv.dtype)
-        out.append(torch.einsum("hqk,khd->qhd", weights, heads[start : start + count, 2]).flatten(1))
+        out.append(torch.einsum("hqk,khd->qhd", weights, heads[start:end, 2]).flatten(1))
     return torch.cat(out)[slot]
 
 
 @packed_attention.register_fake
-def _(qkv, cos, sin, query_rows, key_start, key_count, slot, num_heads, block):
+def _(qkv, cos, sin, query_rows, key_start, key_end, key_count, slot, num_heads, block):
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
 
 

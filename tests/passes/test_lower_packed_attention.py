@@ -14,13 +14,13 @@ from tests.vision_cases import GRIDS, Grids, feature_ranges, grid_array, num_row
 
 HEADS, WIDTH = 3, 24
 HALF = WIDTH // HEADS // 2
-PLAN = ("query_rows", "key_start", "key_count", "slot")
+PLAN = ("query_rows", "key_start", "key_end", "key_count", "slot")
 
 
 def model(block: int, dtype: str = "float32") -> ir.Model:
     angles = ("float32", (1, "rows", HALF) if block else ("blocks", "slots", HALF))
     inputs = {"qkv": (dtype, ("rows", 3 * WIDTH)), "cos": angles, "sin": angles}
-    shapes = (("blocks", "slots"), ("blocks",), ("blocks",), ("rows",))
+    shapes = (("blocks", "slots"), ("blocks", 1), ("blocks", 1), ("blocks",), ("rows",))
     inputs |= {name: ("int64", shape) for name, shape in zip(PLAN, shapes, strict=True)}
     graph = one_node("packed_attention", inputs, {"num_heads": HEADS, "block": block}, {"out": dtype})
     assert lower_packed_attention(graph) == 1

@@ -12,7 +12,7 @@ from qwen_export.wrappers.vision_operators import vision_plan
 from tests.passes.one_node import nodes, one_node, operators, run
 from tests.vision_cases import GRIDS, Grids, grid_array, num_rows
 
-OUTPUTS = ("place", "extent", "query_rows", "key_start", "key_count", "slot")
+OUTPUTS = ("place", "extent", "query_rows", "key_start", "key_end", "key_count", "slot")
 
 
 def model(merge: int, block: int) -> ir.Model:
@@ -58,8 +58,9 @@ def test_every_row_stands_in_one_slot_of_its_own_segment():
         rows = plan["query_rows"].reshape(-1)[plan["slot"]]
         np.testing.assert_array_equal(rows, np.arange(num_rows(grids)))
         owner = plan["slot"] // plan["query_rows"].shape[1]
-        start, count = plan["key_start"][owner], plan["key_count"][owner]
-        assert ((start <= rows) & (rows < start + count)).all()
+        start, end = plan["key_start"][owner, 0], plan["key_end"][owner, 0]
+        assert ((start <= rows) & (rows < end)).all()
+        np.testing.assert_array_equal(plan["key_count"][owner], end - start)
 
 
 def test_blocks_share_the_longest_segment_evenly():
