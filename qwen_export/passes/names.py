@@ -2,10 +2,11 @@
 
 Before     nodes named `node_MatMul_12`, values `_to_copy_1`, metadata with stack traces and absolute source paths
 After      nodes and values named by branch, operator and running number: `step.MatMul_2`; constants by their content,
-           so that equal constants of all pieces become one; no metadata but our own
+           so that equal constants of all pieces become one; no metadata but our own, no shapes between nodes
 Why        names of subgraph values must not shadow outer ones; paths would publish home folders and break
-           byte-identity.
-Numerics   SAME: names only.
+           byte-identity. torch names axes anew in every piece, so one symbol could mean two lengths in the stamped
+           graph; ONNX Runtime derives the shapes again from the contract's axes.
+Numerics   SAME: names and annotations only.
 Declines   nothing. Graph inputs and bound weights (initializers without a value) keep their names.
 """
 
@@ -23,6 +24,8 @@ def rename(model: ir.Model) -> None:
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     model.graph.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
     _name_constants(model.graph)
     _rename_graph(model.graph, "", Counter())
 
@@ -58,6 +61,7 @@ def _rename_graph(graph: ir.Graph, prefix: str, counts: Counter[str]) -> None:
             node.metadata_props[IDEA] = idea
         for index, value in enumerate(node.outputs):
             value.metadata_props.clear()
+            value.shape = None
             if value not in kept:
                 value.name = node.name if len(node.outputs) == 1 else f"{node.name}.{index}"
         for attribute in node.attributes.values():

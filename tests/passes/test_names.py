@@ -75,6 +75,15 @@ def test_no_metadata_but_our_own(model):
     assert "secret" not in str(ir.to_proto(model)) and "somewhere" not in str(ir.to_proto(model))
 
 
+def test_torchs_axis_symbols_are_dropped_between_nodes(model):
+    """`s77` is the batch in one piece and may be the length in another; inputs keep what the contract gave them."""
+    for node in model.graph:
+        node.outputs[0].shape = ir.Shape(["s77"])
+    rename(model)
+    assert all(value.shape is None for node in nodes(model.graph) for value in node.outputs)
+    assert all(value.shape is not None for value in (*model.graph.inputs, *model.graph.initializers.values()))
+
+
 def test_inputs_and_bound_weights_keep_their_names(model):
     weight = model.graph.initializers["two"]
     weight.const_value = None
