@@ -46,7 +46,7 @@ def genai_check(
     where = None if provider is None else str(provider)
     with ProgressDisplay() as progress:
         report = check_genai(package, provider=where, threads=threads, progress=progress, **given)
-    return Outcome(report, _lines(report), passed=report.ok)
+    return Outcome(report.to_dict(), _lines(report), passed=report.ok)
 
 
 def _lines(report: GenAIReport) -> Iterator[RenderableType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,11 @@ class GenAICase:
     def same(self) -> bool:
         """Whether every token is equal."""
         return not self.error and self.expected == self.found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, which has no nan."""
+        error = None if math.isnan(self.logit_error) else self.logit_error
+        return {**asdict(self), "logit_error": error, "same": self.same}
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.prompt_tokens} prompt tokens, "
@@ -85,6 +91,6 @@ class GenAIReport:
             "version": self.version,
             "provider": self.provider,
             "findings": [asdict(finding) for finding in self.findings],
-            "cases": [{**asdict(case), "same": case.same} for case in self.cases],
+            "cases": [case.to_dict() for case in self.cases],
             "notes": list(self.notes),
         }
