@@ -151,8 +151,7 @@ def package_system(package: Package, device: Device, threads: int | None = None)
     Raises:
         UsageError: the package takes no pictures, or cannot run on this device.
     """
-    if package.config.vision is None:
-        raise UsageError(f"{package.folder} has no vision encoder; AI2D asks about pictures.")
+    require_vision(package)
     check_runnable(package, device)
     import onnxruntime
 
@@ -163,6 +162,12 @@ def package_system(package: Package, device: Device, threads: int | None = None)
         "onnxruntime": onnxruntime.__version__,
     }
     return System("ort", facts, lambda: PackageAnswerer(package, device, threads))
+
+
+def require_vision(package: Package) -> None:
+    """Refuse a text-only package."""
+    if VISION_ENCODER not in package.components:
+        raise UsageError(f"{package.folder} has no vision encoder; AI2D asks about pictures.")
 
 
 def package_identity(package: Package) -> str:

@@ -6,10 +6,9 @@ import time
 
 import numpy as np
 
-from qwen_export.errors import UsageError
-from qwen_export.evaluate.answers import Reply, System, margin_of, package_identity
+from qwen_export.evaluate.answers import Reply, System, margin_of, package_identity, require_vision
 from qwen_export.package import Package
-from qwen_export.runtime.genai import Feeder, import_genai, open_model, read_genai_config
+from qwen_export.runtime.genai import Feeder, genai_version, open_model, read_genai_config
 from qwen_export.runtime.images import open_image
 from qwen_export.runtime.prompt import user_message
 from qwen_export.runtime.sampling import end_tokens
@@ -37,12 +36,13 @@ class GenaiAnswerer:
         steps: list[tuple[float, int]] = []
         first = prepared
         while not generator.is_done():
+            # Before the choice: afterwards the logits of the next token would be computed.
+            logits = np.asarray(generator.get_logits(), dtype=np.float32).reshape(-1, self._vocabulary)
+            steps.append(margin_of(logits[-1]))
             generator.generate_next_token()
             if not tokens:
                 first = time.perf_counter()
             tokens.append(int(generator.get_next_tokens()[0]))
-            logits = np.asarray(generator.get_logits(), dtype=np.float32).reshape(-1, self._vocabulary)
-            steps.append(margin_of(logits[-1]))
         return Reply(
             text=self._feeder.decode(tokens),
             tokens=tuple(tokens),
@@ -70,13 +70,12 @@ def genai_system(package: Package, provider: str = "cpu", threads: int | None = 
         UsageError: GenAI is not installed, or the package takes no pictures.
         PackageError: the package has no files for GenAI.
     """
-    if package.config.vision is None:
-        raise UsageError(f"{package.folder} has no vision encoder; AI2D asks about pictures.")
+    require_vision(package)
     read_genai_config(package)
     facts = {
         "package": package_identity(package),
         "dtype": package.recipe.dtype,
         "provider": provider,
-        "onnxruntime_genai": import_genai().__version__,
+        "onnxruntime_genai": genai_version(),
     }
     return System("ort-genai", facts, lambda: GenaiAnswerer(package, provider, threads))
