@@ -145,8 +145,8 @@ class Ours:
     def __init__(self, graphs: TinyGraphs, recipe: Recipe) -> None:
         self.graphs, self.recipe = graphs, recipe
 
-    def run(self, case: Case) -> Run:
-        """Prefill and decode."""
+    def run(self, case: Case, tokens: list[np.ndarray] | None = None) -> Run:
+        """Prefill and decode greedily, or along the given tokens."""
         config = self.graphs.config
         run = Run(prompt := make_prompt(case, config))
         if prompt.media:
@@ -172,7 +172,8 @@ class Ours:
             part = slice(start, stop)
             call = self._call(embeds[:, part], mask[:, :stop], positions[:, :, part], past)
             token, past = run.decided(call), carried_on(call.outputs)
-        for _ in range(case.steps):
+        for step in range(case.steps):
+            token = token if tokens is None else tokens[step]
             run.tokens.append(token)
             mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
             call = self._call(self._embed(token[:, None], run.features[:0]), mask, text_positions(following, 1), past)
