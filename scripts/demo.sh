@@ -27,7 +27,8 @@ qwen-export audit "$OUT/package" --deep --json >"$OUT/audit.json"
 "$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["headline"])' "$OUT/audit.json"
 
 step "4. Every tensor against Transformers: text, pictures, video, padding, slices, decode steps"
-qwen-export verify "$OUT/package" --checkpoint "$OUT/checkpoint" --json >"$OUT/verify.json"
+qwen-export verify "$OUT/package" --checkpoint "$OUT/checkpoint" --report "$OUT/verify.html" --json \
+    >"$OUT/verify.json"
 
 step "5. Transformers and the package about the same picture"
 "$PYTHON" scripts/demo_answer.py "$OUT/checkpoint" "$OUT/package" "$OUT/picture.png" | tee "$OUT/comparison.txt"

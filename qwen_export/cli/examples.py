@@ -44,8 +44,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "verify": (
         PACKAGE,
-        "qwen-export verify pkg --checkpoint ckpt",
-        "qwen-export verify pkg --checkpoint ckpt --report verify.html --json",
+        "qwen-export verify pkg --checkpoint ckpt --save-reference truth.npz",
+        "qwen-export verify pkg --reference truth.npz --report verify.html",
     ),
     "inspect": (
         "qwen-export inspect ckpt",

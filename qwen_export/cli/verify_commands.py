@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from qwen_export.cli.progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from qwen_export.verify import VerifyReport
+    from qwen_export.verify.bisect import Bisection
 
 
 class Suite(StrEnum):
@@ -73,8 +75,9 @@ def verdict(result: VerifyReport, *, every_check: bool) -> Iterator[RenderableTy
     for check in result.checks if every_check else result.failures:
         yield Text(str(check), style="" if check.passed else "red")
     yield _figures(result)
-    limits = dict.fromkeys((check.tolerance, check.limit) for check in result.checks)
-    yield Text("limits: " + ", ".join(f"{name} {limit:g}" for name, limit in limits))
+    used = {name for check in result.checks for name in check.tolerance.split(", ")}
+    limits = {name: limit for name, limit in asdict(result.ledger.limits).items() if name in used}
+    yield Text("limits: " + ", ".join(f"{name} {limit:g}" for name, limit in limits.items()))
     hashes = result.identity
     yield Text(
         f"hashes: {hashes.files_checked} files, {hashes.tensors_checked} of {hashes.tensors_known} source tensors"
@@ -85,8 +88,27 @@ def verdict(result: VerifyReport, *, every_check: bool) -> Iterator[RenderableTy
         yield Text(f"not run: {case}: {reason}", style="yellow")
     if result.bisect is not None:
         yield Text(visible(str(result.bisect)))
+        if result.show_bisect:
+            yield _operations(result.bisect)
     if result.report is not None:
         yield Text(f"report: {result.report}")
+
+
+def _operations(found: Bisection) -> Table:
+    """Operations at fault, or the largest errors where none is; each was fed what the truth has there."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("component", "stage", "place", "call"):
+        table.add_column(column, no_wrap=True)
+    for column in ("error", "limit"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("nodes", overflow="fold")
+    for row in found.faults or found.worst(10):
+        nodes = ", ".join(row.operations[:6])
+        table.add_row(
+            row.component, row.stage, row.place, row.call, f"{row.error:.1e}", f"{row.limit:.0e}", nodes,
+            style="red" if row.wrong else "",
+        )  # fmt: skip
+    return table
 
 
 def _figures(result: VerifyReport) -> Table:
