@@ -24,6 +24,7 @@ def fake_package(tmp_path, dtype="fp32", graph_only=False):
         recipe=Recipe(dtype=dtype),
         require_weights=require_weights,
         components=("embedding", "decoder"),
+        decode_graph=None,
         graph_path=lambda component: tmp_path / component / "model.onnx",
     )
 
@@ -111,10 +112,8 @@ def test_options_come_from_the_recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "import_onnxruntime", lambda: runtime)
     Sessions(fake_package(tmp_path), Device("cuda", 1)).get("decoder")
     assert seen["providers"][0][0] == "CUDAExecutionProvider"
-    assert seen["providers"][0][1] == {
-        "cudnn_conv_algo_search": "HEURISTIC",
-        "arena_extend_strategy": "kSameAsRequested",
-        "use_tf32": "0",
-        "device_id": "1",
-    }
+    settings = seen["providers"][0][1]
+    assert settings == {**Recipe().session.cuda, "device_id": "1"}
+    measured = {"cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
+    assert settings | measured == settings
     assert entries == {"session.use_device_allocator_for_initializers": "1"}
