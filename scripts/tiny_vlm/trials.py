@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -57,6 +58,15 @@ def write_ai2d(folder: Path, trials: list[Trial], rows_per_group: int = 100) -> 
             "image": [{"bytes": trial.png(), "path": f"{row}.png"} for row, trial in enumerate(chosen)],
         }
     )
+    # What the `datasets` library needs to open the struct as a picture.
+    text = {"dtype": "string", "_type": "Value"}
+    features = {
+        "question": text,
+        "options": {"feature": text, "_type": "List"},
+        "answer": text,
+        "image": {"_type": "Image"},
+    }
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     path = folder / "data" / "test-00000-of-00001.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(table, path, row_group_size=rows_per_group)
