@@ -74,6 +74,13 @@ class MemoryModel:
         return 4 if self.recipe.tensor_dtype == FLOAT32 else 2
 
 
+def vision_fits(model: MemoryModel, num_segments: int, longest: int, ask_free: Callable[[], int | None]) -> bool:
+    """Whether a vision run fits into what is free, as far as anybody says."""
+    needed = model.vision(num_segments, longest)
+    free = _free_if_it_matters(needed, ask_free)
+    return free is None or needed + RESERVE <= free
+
+
 def check_vision(model: MemoryModel, num_segments: int, longest: int, ask_free: Callable[[], int | None]) -> None:
     """Refuse a vision run that does not fit, naming the `--max-pixels` that does."""
     needed = model.vision(num_segments, longest)

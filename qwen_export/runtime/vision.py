@@ -15,7 +15,7 @@ import numpy as np
 from qwen_export.contract import VISION_ENCODER
 from qwen_export.errors import InputError, InternalError
 from qwen_export.runtime.graphs import Graphs
-from qwen_export.runtime.memory import MemoryModel, check_vision, free_memory
+from qwen_export.runtime.memory import MemoryModel, check_vision, free_memory, vision_fits
 from qwen_export.runtime.preprocess import Media
 
 MAX_ROWS = 16384
@@ -74,9 +74,15 @@ def encode_media(graphs: Graphs, media: Sequence[Media]) -> np.ndarray:
     segments = segments_of(media)
     model = MemoryModel(graphs.config, graphs.recipe, graphs.device)
     found: list[np.ndarray | None] = [None] * len(segments)
-    for group in pack([segment.rows for segment in segments]):
+    waiting = pack([segment.rows for segment in segments])
+    while waiting:
+        group = waiting.pop()
         members = [segments[i] for i in group]
-        check_vision(model, len(members), max(s.rows for s in members), lambda: free_memory(graphs.device))
+        size = len(members), max(s.rows for s in members)
+        if len(members) > 1 and not vision_fits(model, *size, lambda: free_memory(graphs.device)):
+            waiting += [group[: len(group) // 2], group[len(group) // 2 :]]
+            continue
+        check_vision(model, *size, lambda: free_memory(graphs.device))
         features = _run(graphs, [media[s.media] for s in members], members)
         counts = [s.rows // vision.merge_unit for s in members]
         if len(features) != sum(counts):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qwen_export.errors import UsageError
+from qwen_export.runtime import memory, vision
+from qwen_export.runtime.graphs import Graphs
+from qwen_export.runtime.memory import MemoryModel
 from qwen_export.runtime.preprocess import IMAGE, VIDEO, Media
-from qwen_export.runtime.vision import MAX_ROWS, pack, segments_of
+from qwen_export.runtime.vision import MAX_ROWS, encode_media, pack, segments_of
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -28,6 +32,31 @@ def test_one_large_picture_among_small_ones_runs_alone():
 
 def test_equal_pictures_share_a_run_up_to_the_limit():
     assert [len(group) for group in pack([4096] * 6)] == [4, 2]
+
+
+def test_a_pack_that_does_not_fit_is_halved(tiny_package, monkeypatch):
+    graphs = Graphs(tiny_package)
+    rng = np.random.default_rng(0)
+    width = tiny_package.config.vision.patch_width
+    media = [Media(IMAGE, rng.normal(size=(48, width)).astype(np.float32), (1, 6, 8), str(i)) for i in range(5)]
+    together = encode_media(graphs, media)
+    sizes = []
+    run = Graphs.run_to_host
+    model = MemoryModel(graphs.config, graphs.recipe, graphs.device)
+    monkeypatch.setattr(memory, "RESERVE", 0)
+    monkeypatch.setattr(vision, "free_memory", lambda device: model.vision(2, 48))
+
+    def counted(self, component, inputs):
+        sizes.append(len(inputs["image_grid_thw"]))
+        return run(self, component, inputs)
+
+    monkeypatch.setattr(Graphs, "run_to_host", counted)
+    apart = encode_media(graphs, media)
+    assert sorted(sizes) == [1, 2, 2]
+    assert np.abs(together - apart).max() < 5e-5
+    monkeypatch.setattr(vision, "free_memory", lambda device: model.vision(1, 48) - 1)
+    with pytest.raises(UsageError, match="--max-pixels"):
+        encode_media(graphs, media)
 
 
 def test_a_video_has_one_segment_per_frame_group():
