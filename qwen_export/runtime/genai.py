@@ -37,7 +37,7 @@ from qwen_export.package import Package, open_package
 from qwen_export.runtime.images import ImageSource, describe, open_image
 from qwen_export.runtime.preprocess import IMAGE, VIDEO, ImagePreprocessor, Media, PixelLimits, read_json
 from qwen_export.runtime.prompt import Message, Prompt, PromptBuilder
-from qwen_export.runtime.session import Device, check_runnable
+from qwen_export.runtime.session import Device, check_runnable, overwrite_each_other
 from qwen_export.runtime.video import VideoSource, prepare_video, read_settings
 
 CONFIG_FILE = "genai_config.json"
@@ -284,10 +284,9 @@ def read_genai_config(package: Package) -> dict[str, Any]:
 @cache
 def import_genai() -> Any:
     """ONNX Runtime GenAI, or one sentence about what to install or remove."""
-    installed = [name for name in DISTRIBUTIONS if _is_installed(name)]
-    if len(installed) > 1:
+    if overwrite_each_other(*DISTRIBUTIONS):
         raise UsageError(
-            f"Both {' and '.join(installed)} are installed; they overwrite each other's files. Uninstall both, then "
+            f"Both {' and '.join(DISTRIBUTIONS)} are installed; they overwrite each other's files. Uninstall both, then "
             "install one: pip install 'qwen-export[genai]' or 'qwen-export[genai-cuda]'."
         )
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -37,14 +38,17 @@ class Sessions:
         PackageError: the package has no weights.
     """
 
-    def __init__(self, package: Package, device: Device | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, package: Package, device: Device | None = None, threads: int | None = None, *, whole: bool = True
+    ) -> None:
+        """Args: whole: the package must have all that an answer needs; False for looking at single components."""
         self.package = package
         self.device = device or Device()
         self._threads = threads
         self._runtime = import_onnxruntime()
         self._open: dict[str, Any] = {}
         self._weights: dict[str, Any] | None = None
-        check_runnable(package, self.device)
+        check_runnable(package, self.device, whole=whole)
         _check_provider(self._runtime, self.device)
 
     @property
@@ -133,8 +137,7 @@ class Sessions:
 @cache
 def import_onnxruntime() -> Any:
     """ONNX Runtime, or one sentence about what to install or remove."""
-    installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
-    if len(installed) > 1:
+    if overwrite_each_other("onnxruntime", "onnxruntime-gpu"):
         raise UsageError(
             "Both onnxruntime and onnxruntime-gpu are installed; they overwrite each other's files. Uninstall both, "
             "then install one: pip install 'qwen-export[cpu]' or 'qwen-export[gpu]'."
@@ -148,13 +151,13 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def check_runnable(package: Package, device: Device) -> None:
+def check_runnable(package: Package, device: Device, *, whole: bool = True) -> None:
     """Refuse what cannot run, before any session is made."""
     if device.provider not in PROVIDERS:
         raise UsageError(f"Unknown provider {device.provider!r}. Known: {', '.join(PROVIDERS)}.")
     package.require_weights("run")
     missing = [c for c in (EMBEDDING, DECODER) if c not in package.components]
-    if missing and TEXT not in package.components:
+    if whole and missing and TEXT not in package.components:
         raise PackageError(
             f"{package.folder} has no {' and no '.join(missing)}, so it cannot answer. Export what is missing into it."
         )
@@ -177,12 +180,13 @@ def _check_provider(runtime: Any, device: Device) -> None:
         )
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def overwrite_each_other(*names: str) -> bool:
+    """Whether several of these distributions share a folder; in different folders the first on the path simply wins."""
+    places = []
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            places.append(str(metadata.distribution(name).locate_file("")))
+    return len(places) > len(set(places))
 
 
 def _first_line(error: Exception) -> str:

@@ -64,8 +64,20 @@ def test_unknown_and_missing_providers(tmp_path):
             Sessions(fake_package(tmp_path), Device("cuda"))
 
 
+class Installed:
+    """A distribution in a folder of its own or a shared one."""
+
+    def __init__(self, place: str) -> None:
+        self.locate_file = lambda _: place
+
+
+def test_both_kinds_in_separate_folders_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed(f"site-{name}"))
+    assert import_onnxruntime()
+
+
 def test_both_kinds_installed(monkeypatch):
-    monkeypatch.setattr(metadata, "distribution", lambda name: name)
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed("site"))
     with pytest.raises(UsageError, match="overwrite each other's files"):
         import_onnxruntime()
 
