@@ -78,6 +78,10 @@ class Bisection:
         """The first operation at fault."""
         return self.faults[0] if self.faults else None
 
+    def worst(self, count: int) -> list[Row]:
+        """The operations nearest to their limits."""
+        return sorted(self.rows, key=lambda row: -row.error / row.limit)[:count]
+
     def __str__(self) -> str:
         row = self.first
         if row is None:
@@ -166,7 +170,8 @@ class _Component:
                         yield Row(self._component, stage, call, place, names, error, limit)
                         # what follows is fed the truth, so that one fault is one row
                         if mine.shape == truth.shape:
-                            results[point.value] = truth * np.float32(QUIET) if quiet and place in QUIETED else truth
+                            fed = truth * np.float32(QUIET) if quiet and place in QUIETED else truth
+                            results[point.value] = _replaced(results[point.value], fed)
             self._crossing.update({(call, name): results[name] for name in made if name in results})
 
     def _calls(self) -> list[tuple[str, bool]]:
@@ -238,6 +243,15 @@ class _Component:
             return mine.swapaxes(1, 2)[mask], truth.swapaxes(1, 2)[mask]
         mask = mask[:, -mine.shape[1] :]
         return mine[mask], truth[mask]
+
+
+def _replaced(value: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """The truth in the place of a value; in a static KV buffer, in the part that is filled."""
+    if value.ndim != 4 or value.shape == truth.shape:
+        return truth
+    out = value.copy()
+    out[:, :, : truth.shape[2]] = truth
+    return out
 
 
 def _relative(mine: np.ndarray, truth: np.ndarray) -> float:

@@ -75,7 +75,7 @@ class OnnxRuntimeRunner:
 
     def __init__(self, package: Package, device: Device) -> None:
         self._package, self._device = package, device
-        self._sessions = Sessions(package, device)
+        self._sessions = Sessions(package, device, whole=False)
         self._open: dict[str, tuple[Any, dict[int, str]]] = {}
         name = PROVIDERS[device.provider]
         self.label = f"ONNX Runtime {import_onnxruntime().__version__}, {name}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 560, 250
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 46
 FLOOR = 1e-12
 """Errors below this, zero too, are drawn on the lower edge."""
 

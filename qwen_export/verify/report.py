@@ -57,11 +57,11 @@ def _verdict(report: VerifyReport) -> str:
     passed = report.passed
     held = sum(check.passed for check in report.checks)
     findings = report.identity.findings
-    lead = (
-        f"{held} of {len(report.checks)} checks hold over {len(report.cases)} cases; "
-        f"{report.identity.files_checked} files and {report.identity.tensors_checked} source tensors hashed"
-        f"{', all right.' if not findings else f', {len(findings)} wrong.'}"
-    )
+    hashed = f"{report.identity.files_checked} files"
+    if report.checkpoint is not None:
+        hashed += f" and {report.identity.tensors_checked} source tensors"
+    lead = f"{held} of {len(report.checks)} checks hold over {len(report.cases)} cases; {hashed} hashed, "
+    lead += "all right." if not findings else f"{len(findings)} wrong."
     bad = [escape(text) for text in [*findings, *map(str, report.failures)]]
     failures = f'<ul class="bad">{"".join(f"<li>{text}</li>" for text in bad[:12])}</ul>' if bad else ""
     if len(bad) > 12:
@@ -139,7 +139,7 @@ def _figures(errors: Errors) -> list[str]:
         _number(errors.relative_rms),
         _number(errors.peer_relative_rms),
         _number(errors.ratio),
-        f"{errors.outside_share:.2%}" if errors.outside else "0",
+        f"{errors.outside_share:.2g}" if errors.outside else "0",
         str(errors.not_finite),
         f"{errors.count:,}",
     ]
@@ -153,7 +153,7 @@ def _operations(report: VerifyReport) -> str:
     out = f"<p>{len(found.rows)} operations were computed alone in float32, each fed what the truth has there. "
     out += f"{escape(str(found)[0].upper() + str(found)[1:])}.</p>"
     out += "".join(f'<p class="place">{escape(problem)}</p>' for problem in found.problems)
-    worst = faults or sorted(found.rows, key=lambda row: -row.error / row.limit)[:WORST]
+    worst = faults or found.worst(WORST)
     out += f"<h3>{'At fault' if faults else 'The largest errors'}</h3>" + _operation_table(worst)
     if report.show_bisect:
         out += f"<details><summary>All {len(found.rows)}</summary>{_operation_table(found.rows)}</details>"

@@ -36,7 +36,7 @@ figure{margin:0}
 figcaption{font-weight:600;margin-bottom:2px}
 svg{width:100%;height:auto;display:block}
 .grid{stroke:var(--line)}
-.tick,.axis{fill:var(--soft);font-size:13px}
+.tick,.axis{fill:var(--soft);font-size:16px}
 .line{fill:none;stroke-width:2}
 .line.ours{stroke:var(--ours)}
 .line.peer{stroke:var(--peer);stroke-dasharray:6 4}
