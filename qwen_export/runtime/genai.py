@@ -286,8 +286,8 @@ def import_genai() -> Any:
     """ONNX Runtime GenAI, or one sentence about what to install or remove."""
     if overwrite_each_other(*DISTRIBUTIONS):
         raise UsageError(
-            f"Both {' and '.join(DISTRIBUTIONS)} are installed; they overwrite each other's files. Uninstall both, then "
-            "install one: pip install 'qwen-export[genai]' or 'qwen-export[genai-cuda]'."
+            f"Both {' and '.join(DISTRIBUTIONS)} are installed; they overwrite each other's files. Uninstall both, "
+            "then install one: pip install 'qwen-export[genai]' or 'qwen-export[genai-cuda]'."
         )
     try:
         import onnxruntime_genai
