@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwen_export.errors import PackageError
+from qwen_export.errors import PackageError, QwenExportError
 from qwen_export.model_config import ModelConfig
 from qwen_export.package import Finding, Package
 from qwen_export.runtime.preprocess import read_json
@@ -142,7 +142,11 @@ class TokenFacts:
 
     def _end_of_turn(self) -> int | None:
         """First token that the template writes after an answer."""
-        ids = self.tokenizer(self._builder.render_next_turn({"role": "user", "content": "-"}))["input_ids"]
+        try:
+            following = self._builder.render_next_turn({"role": "user", "content": "-"})
+        except QwenExportError:  # a template that takes no second turn ends none
+            return None
+        ids = self.tokenizer(following, add_special_tokens=False)["input_ids"]
         return int(ids[0]) if ids else None
 
 

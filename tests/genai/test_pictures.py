@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from qwen_export.errors import InputError, UsageError
 from qwen_export.genai.native import native_inputs
-from qwen_export.runtime.genai import Feeder
+from qwen_export.runtime.genai import Feeder, new_tokens
 from qwen_export.runtime.images import open_image
 from qwen_export.runtime.preprocess import PixelLimits
 from tests.genai.questions import conversation
@@ -136,3 +136,23 @@ def test_arrays_are_of_the_types_genai_reads(feeder):
     assert all(isinstance(og.Tensor(array), og.Tensor) for array in arrays.values())
     pads = int((arrays["input_ids"] == feeder.package.config.image_token_id).sum())
     assert pads == arrays["num_image_tokens"][0] == arrays["pixel_values"].shape[0] // 4
+
+
+def test_genais_own_processor_answers_the_same_from_pngs(feeder, model):
+    """The whole native way: GenAI's tokenizer expands the placeholders, its processor cuts the helper's PNGs."""
+    images = [marker(400, 300), marker(90, 210)]
+    prompt = feeder.prompt(conversation("what is it?", images))
+    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what is it?"}]
+    text = feeder.tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+    )
+    pngs = og.Images.open_bytes(*(feeder.image_png(image) for image in images))
+    inputs = model.create_multimodal_processor()(text, images=pngs)
+    assert inputs["input_ids"].as_numpy().reshape(-1).tolist() == prompt.input_ids.tolist()
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(do_sample=False, max_length=len(prompt.input_ids) + 24)
+    native = og.Generator(model, parameters)
+    native.set_inputs(inputs)
+    assert list(new_tokens(native)) == list(
+        new_tokens(feeder.generator(model, prompt, max_new_tokens=24, do_sample=False))
+    )
