@@ -8,6 +8,7 @@ export: the wrapper may no longer compute what Transformers computes. `run`, `bi
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import importlib.util
 from dataclasses import dataclass
@@ -139,7 +140,13 @@ def _source(module: str) -> str:
 
 def source_of(module: str, function: str) -> ast.AST | None:
     """The syntax tree of a function; None when it is not there."""
-    return _find(ast.parse(_source(module)), function.split("."))
+    found = _find(_tree(_source(module)), function.split("."))
+    return copy.deepcopy(found)
+
+
+@cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _find(tree: ast.AST, names: list[str]) -> ast.AST | None:

@@ -19,6 +19,7 @@ from qwen_export.package.manifest import ABSENT, ComponentRecord, Manifest, curr
 from qwen_export.package.sources import Source, check_components, check_fit, open_source
 from qwen_export.package.stage import Staging, staged
 from qwen_export.package.write import Stages, complete
+from qwen_export.patches import check_upstream
 from qwen_export.recipe import Recipe
 from qwen_export.tracing import build_graph
 from qwen_export.weights import Progress, plan_layout
@@ -91,6 +92,7 @@ def export_component(
         component: `vision_encoder`, `embedding` or `decoder`.
         recipe: by default the package's own. Its dtype must be that of the other components.
     """
+    check_upstream()
     stages = Stages(progress)
     opened = open_package(package)
     recipe = recipe or opened.recipe
@@ -130,6 +132,7 @@ def _export(
     allow_not_finite: bool,
     stages: Stages,
 ) -> ExportResult:
+    check_upstream()
     source.check(asked)
     components = check_components(source.config, asked)
     with staged(output, overwrite=overwrite, checkpoint=source.folder) as staging:

@@ -11,6 +11,7 @@ import pytest
 
 from qwen_export import Recipe, audit, bind, diff, export_component, export_text, export_vlm
 from qwen_export.contract import DECODER, EMBEDDING, VISION_ENCODER
+from qwen_export.errors import UpstreamChanged
 
 
 def test_a_traced_embedding_passes(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -48,3 +49,13 @@ def test_traced_packages_are_reproducible_and_bind_equals_export(tiny_checkpoint
         export_component(component, tiny_checkpoint, tmp_path / "bound")
     assert diff(tmp_path / "one", tmp_path / "bound", deep=True).same
     assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "bound" / "manifest.json").read_bytes()
+
+
+def test_changed_upstream_stops_before_anything_is_written(tmp_path, monkeypatch):
+    def changed() -> None:
+        raise UpstreamChanged("l2norm is not the code")
+
+    monkeypatch.setattr("qwen_export.export.check_upstream", changed)
+    with pytest.raises(UpstreamChanged):
+        export_vlm("tiny", tmp_path / "package", graph_only=True)
+    assert not list(tmp_path.iterdir())
