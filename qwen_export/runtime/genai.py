@@ -298,6 +298,9 @@ def import_genai() -> Any:
         ) from None
     if not hasattr(onnxruntime_genai, "Model"):
         raise InternalError("onnxruntime_genai was imported and has no Model")
+    # The library can report usage to its maker; what runs here may be private.
+    if hasattr(onnxruntime_genai, "disable_telemetry_events"):
+        onnxruntime_genai.disable_telemetry_events()
     return onnxruntime_genai
 
 

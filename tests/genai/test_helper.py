@@ -8,7 +8,7 @@ import pytest
 
 from qwen_export.errors import InputError, PackageError, UsageError
 from qwen_export.runtime.chat import Chat
-from qwen_export.runtime.genai import CONFIG_FILE, Feeder, new_tokens, open_model
+from qwen_export.runtime.genai import CONFIG_FILE, Feeder, import_genai, new_tokens, open_model
 from qwen_export.runtime.prompt import user_message
 from tests.genai.altered_package import replace
 from tests.genai.questions import conversation
@@ -73,6 +73,14 @@ def test_no_genai_files_is_one_sentence(genai_package, altered):
 def test_cuda_without_cuda_is_one_sentence(genai_package):
     with pytest.raises(UsageError, match="genai-cuda"):
         open_model(genai_package, provider="cuda")
+
+
+def test_usage_reports_are_switched_off(monkeypatch):
+    import_genai.cache_clear()
+    called = []
+    monkeypatch.setattr(og, "disable_telemetry_events", lambda: called.append(True))
+    assert import_genai() is og
+    assert called
 
 
 def test_genai_copies_the_arrays(feeder):
