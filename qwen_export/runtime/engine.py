@@ -74,7 +74,9 @@ class Engine:
         )
         # Sizes are checked before the vision graph runs: what is refused should be refused at once.
         self._check_room(state.length + ids.shape[1], int(following.max()), new_tokens)
-        size = min(slice_size or self.recipe.prefill_slice, ids.shape[1])
+        # a slice of one token takes the decode branch, which looks at no padding; left padding makes a last one real
+        size = max(slice_size or self.recipe.prefill_slice, 1 if mask.all() else 2)
+        size = min(size, ids.shape[1])
         self._check_memory(len(prompts), size, state.length + ids.shape[1] - size, padded=not mask.all())
         features = encode_media(self.graphs, media)
         chosen = _FeatureSlices(np.isin(ids, self._media_ids), features)

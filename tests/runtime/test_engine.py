@@ -77,6 +77,16 @@ def test_a_padded_batch_equals_singles(engine, prompts, slice_size, order):
         assert later.next_position[row] == alone_later.next_position[0]
 
 
+def test_slices_of_one_token_see_padding(engine):
+    """The decode branch looks at no mask: a padded batch must not be fed token by token."""
+    rows = [Prompt(np.arange(1, 6)), Prompt(np.arange(7, 9))]
+    logits, state = engine.prefill(rows, slice_size=1)
+    for row, prompt in enumerate(rows):
+        alone, alone_state = engine.prefill([prompt])
+        assert np.abs(logits[row] - alone[0]).max() <= LIMIT
+        assert worst(state, alone_state, row) <= LIMIT
+
+
 def test_a_batch_generates_what_singles_generate(engine, prompts):
     def tokens(rows):
         made = generate(
