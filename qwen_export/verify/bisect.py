@@ -34,7 +34,7 @@ from qwen_export.verify.candidate import empty
 from qwen_export.verify.collect import Said
 from qwen_export.verify.graph_runners import load_graph
 from qwen_export.verify.half_evaluator import HALVES, HalfEvaluator
-from qwen_export.verify.layer_outputs import reads
+from qwen_export.verify.layer_outputs import layer_outputs, reads
 from qwen_export.verify.reference_file import INSIDE, Reference
 
 RULE = ("mixer", "recurrent_state")
@@ -84,6 +84,8 @@ class Bisection:
 
     def __str__(self) -> str:
         row = self.first
+        if row is None and self.problems:
+            return self.problems[0]
         if row is None:
             return f"no operation of {len(self.rows)} leaves the truth by itself"
         return (
@@ -141,6 +143,8 @@ class _Component:
         self._crossing: dict[tuple[str, str], np.ndarray] = {}
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._states = states(package.config.text, FLOAT32, max_length=package.recipe.static_length)
+        prefix = "blocks" if component == VISION_ENCODER else "layers"
+        self._layer_outputs = {value: f"{prefix}.{layer}.output" for layer, value in layer_outputs(model.graph).items()}
         self._rows_value = gathered_rows(model.graph) if component == VISION_ENCODER else ""
 
     def rows(self, stage: str, nodes: list[onnx.NodeProto]) -> Iterator[Row]:
@@ -207,6 +211,8 @@ class _Component:
         for spec in self._states:
             if spec.past.name == name:
                 return self._past(call, spec)
+        if name in self._layer_outputs:  # the layer before could not be computed
+            return self._reference.get(INSIDE, call, self._layer_outputs[name])
         return self._reference.get(INSIDE, call, name)
 
     def _past(self, call: str, spec: StateSpec) -> np.ndarray:

@@ -33,7 +33,7 @@ AROUND = {
 """Last part of a weight's name -> what its product reads, and what it gives. None where another weight tells it."""
 MOVES = frozenset(
     (
-        *("Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Shape", "Slice", "Split", "Squeeze"),
+        *("Cast", "Concat", "Expand", "Identity", "Reshape", "Shape", "Slice", "Split", "Squeeze"),
         *("Transpose", "Unsqueeze"),
     )
 )

@@ -18,6 +18,8 @@ from qwen_export.runtime.preprocess import IMAGE, VIDEO, stack_grids
 from qwen_export.verify.cases import Case, sampled_rows
 from qwen_export.verify.graph_runners import NUMPY, Arrays, Runner
 
+NOT_FINITE = "not_finite/"
+"""Prefix of counts, by layer, over all positions and not only the sampled ones."""
 Truth = Callable[[str], np.ndarray]
 """Reads a tensor of the truth by name; it stands in for components that the package does not have."""
 
@@ -108,6 +110,7 @@ class Candidate:
         else:
             grown = []
         parts: dict[str, list[np.ndarray]] = {}
+        bad: dict[int, int] = {}
         columns, done = [], 0
         for length in case.slices:
             got = walk.feed(length)
@@ -117,12 +120,15 @@ class Candidate:
             columns += [case.positions.index(p + done) for p in (local if every else [length - 1])]
             for layer, name in walk.layers.items():
                 parts.setdefault(f"hidden/{layer}", []).append(got[name][:, local])
+                real = got[name][case.mask[:, done : done + length].astype(bool)]
+                bad[layer] = bad.get(layer, 0) + int((~np.isfinite(real.astype(np.float32))).sum())
             done += length
         out = {name: np.concatenate(values, axis=1) for name, values in parts.items()}
         if grown:
             out["logits"] = np.concatenate([np.stack(grown, axis=1), out["logits"]], axis=1)
             columns = list(range(case.length))
         out["logits_columns"] = np.array(columns)
+        out.update({f"{NOT_FINITE}{layer}": np.array(count) for layer, count in bad.items()})
         out.update({f"prompt/{name}": value for name, value in walk.carried().items()})
         return out
 

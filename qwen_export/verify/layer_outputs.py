@@ -42,7 +42,8 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Every value a node reads, those of its subgraphs included."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
-        made = {name for inner in graph.node for name in inner.output} | {value.name for value in graph.input}
+        made = {name for inner in graph.node for name in inner.output}
+        made |= {value.name for value in (*graph.input, *graph.initializer)}
         wanted: Iterable[str] = [name for inner in graph.node for name in reads(inner)]
         wanted = [*wanted, *(value.name for value in graph.output)]
         yield from (name for name in wanted if name not in made)

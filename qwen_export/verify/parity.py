@@ -158,6 +158,11 @@ class Ledger:
         entry = self.entries.setdefault((tensor, case.name), Errors())
         entry.add(measure(ours, truth, peer, self.limits))
 
+    def note_not_finite(self, case: Case, layer: int, count: int) -> None:
+        """Count NaN and infinity in a whole layer output; at the sampled positions they may be missed."""
+        entry = self.entries.setdefault((Tensor("hidden", layer), case.name), Errors())
+        entry.not_finite = max(entry.not_finite, count)
+
     def tensors(self) -> list[Tensor]:
         """Every tensor compared, in the order of computation."""
         return sorted({tensor for tensor, _ in self.entries}, key=lambda t: t.rank)

@@ -15,7 +15,7 @@ from qwen_export.contract import FLOAT32, VISION_ENCODER
 from qwen_export.errors import UsageError
 from qwen_export.package import Package, open_package
 from qwen_export.verify.bisect import find_faults
-from qwen_export.verify.candidate import Candidate
+from qwen_export.verify.candidate import NOT_FINITE, Candidate
 from qwen_export.verify.cases import SUITES, Case
 from qwen_export.verify.collect import CASE, Said, collect, source_digest
 from qwen_export.verify.graph_runners import Arrays, open_runner
@@ -154,6 +154,9 @@ def _note_all(ledger: Ledger, reference: Reference, case: Case, got: Arrays) -> 
         if not np.array_equal(positions[:, real], reference.get(case.name, TRUTH, "positions")[:, real]):
             ledger.wrong_positions.append(case.name)
     for name, ours in got.items():
+        if name.startswith(NOT_FINITE):
+            ledger.note_not_finite(case, int(name.removeprefix(NOT_FINITE)), int(ours))
+            continue
         truth = reference.get(case.name, TRUTH, name)
         peer = reference.get(case.name, PEER, name)
         at = case
