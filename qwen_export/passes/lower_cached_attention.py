@@ -55,7 +55,7 @@ def _growing(ops: StandardOps, node: ir.Node) -> Sequence[ir.Value]:
 
 def _static(ops: StandardOps, node: ir.Node, single_step: bool) -> Sequence[ir.Value]:
     query, key, value, past_key, past_value, unpadded, bias, kv_length = node.inputs
-    assert query is not None and query.dtype is not None
+    assert query is not None and key is not None and value is not None and query.dtype is not None
     dtype = query.dtype
     num_heads, kv_heads = node.attributes["num_heads"].as_int(), node.attributes["kv_heads"].as_int()
     # the cache is [B, G, L, H], so queries must be 4-D too; one token needs no Transpose for it

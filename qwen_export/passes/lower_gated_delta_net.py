@@ -98,7 +98,7 @@ def _read(node: ir.Node) -> Layer:
     assert qkv is not None and state is not None and conv_weight is not None
     assert qkv.dtype is not None and state.shape is not None and conv_weight.shape is not None
     widths = [int(state.shape[axis]) for axis in (2, 3)]  # type: ignore[arg-type]
-    return Layer(
+    return Layer(  # type: ignore[misc]
         *inputs,  # type: ignore[arg-type]
         key_heads=node.attributes["key_heads"].as_int(),
         value_heads=node.attributes["value_heads"].as_int(),

@@ -100,7 +100,7 @@ def constant_name(array: np.ndarray) -> str:
 def constant(array: np.ndarray, name: str) -> ir.Value:
     """An initializer holding `array`."""
     tensor = ir.tensor(array, name=name)
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
 def lower_nodes(model: ir.Model, op_type: str, lowering: Callable[[StandardOps, ir.Node], Sequence[ir.Value]]) -> int:

@@ -60,7 +60,7 @@ class Assembly:
             elif own_name in self._graph.initializers:
                 value.replace_all_uses_with(self._graph.initializers[own_name])
                 continue
-            self._graph.initializers[value.name] = value
+            self._graph.initializers[str(value.name)] = value
         outputs = list(clone.outputs)
         clone.outputs.clear()
         nodes = list(clone)

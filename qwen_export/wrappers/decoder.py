@@ -121,8 +121,11 @@ class LinearLayer(DecoderLayer):
         self.norm_weight("input_layernorm", hidden)
         self.weight("in_proj_qkv", b.linear(mixer + "in_proj_qkv.weight", text.conv_dim, hidden, self.stored))
         # z, -b and a in one product: one launch for three, and one cast to float32
-        zba = (Part(mixer + "in_proj_z.weight"), Part(mixer + "in_proj_b.weight", scale=-1.0))
-        zba += (Part(mixer + "in_proj_a.weight"),)
+        zba = (
+            Part(mixer + "in_proj_z.weight"),
+            Part(mixer + "in_proj_b.weight", scale=-1.0),
+            Part(mixer + "in_proj_a.weight"),
+        )
         self.weight("in_proj_zba", Binding(zba, self.stored, (hidden, text.value_dim + 2 * heads), transpose=True))
         kernel = (text.conv_dim, text.linear_conv_kernel_dim)
         # float32, and so is the convolution: its output is what queries, keys and values are made of

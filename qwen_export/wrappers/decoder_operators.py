@@ -104,8 +104,8 @@ def gated_delta_net(
         zba: [B, S, Hv*Dv + 2*Hv] output gate, then `-b`, then `a`; all projections of the same hidden state.
         conv_state: [B, C, K-1]; recurrent_state: [B, Hv, Dk, Dv] float32.
         single_step, token_mask, chunk_index, chunk_mask: from `plan_step`.
-        conv_weight: [C, K] float32; gate_bias: [2*Hv] float32, zeros then dt_bias; gate_scale: [2*Hv] float32, -1 then -e^A_log
-            (so that exp(softplus(zba + bias) * scale) is beta and the decay); norm_weight: [Dv] float32.
+        conv_weight: [C, K]; gate_bias: [2*Hv], zeros then dt_bias; gate_scale: [2*Hv], -1 then -e^A_log (so that
+            exp(softplus(zba + bias) * scale) is beta and the decay); norm_weight: [Dv]. All float32.
         eps: epsilon of the gated norm.
 
     Returns:

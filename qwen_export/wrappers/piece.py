@@ -8,6 +8,7 @@ Transformers model the piece runs eagerly and can be compared with the original.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +36,11 @@ class Piece(nn.Module):
         self.constants: dict[str, np.ndarray] = {}
         self._upstream = {prefix + name: tensor for name, tensor in upstream.items()}
         self._unread = set(self._upstream)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Declared weights and constants are attributes by their name."""
 
     def weight(self, name: str, binding: Binding) -> None:
         """Declare a weight and give it its value."""
