@@ -1,4 +1,4 @@
-"""Packages of the tiny checkpoint, and references of a few cases each: a whole suite is run where acceptance needs it."""
+"""Packages of the tiny checkpoint, and references of a few cases; a whole suite runs where acceptance needs it."""
 
 from __future__ import annotations
 
