@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoint_workshop import Stored, Workshop
 
 from qwen_export.checkpoint import open_snapshot
+from tests.checkpoint.checkpoint_workshop import Stored, Workshop
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from checkpoint_workshop import Stored, Workshop
 
 from qwen_export.checkpoint import open_snapshot
 from qwen_export.contract import COMPONENTS, DECODER, EMBEDDING, TEXT, VISION_ENCODER
 from qwen_export.errors import CheckpointError
+from tests.checkpoint.checkpoint_workshop import Stored, Workshop
 
 DT_BIAS = "model.language_model.layers.1.linear_attn.dt_bias"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_workshop import Stored, Workshop
 
 from qwen_export.checkpoint import open_config, open_snapshot
 from qwen_export.errors import CheckpointError
+from tests.checkpoint.checkpoint_workshop import Stored, Workshop
 
 WEIGHT = "model.language_model.layers.0.mlp.up_proj"
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoint_workshop import Stored, Workshop, write_safetensors
 
 from qwen_export.checkpoint import open_snapshot
 from qwen_export.contract import COMPONENTS
 from qwen_export.errors import CheckpointError
+from tests.checkpoint.checkpoint_workshop import Stored, Workshop, write_safetensors
 
 INDEX = "model.safetensors.index.json"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoint_workshop import Stored, Workshop
 
 from qwen_export.checkpoint import expected_tensors, open_snapshot
 from qwen_export.contract import COMPONENTS, DECODER, TEXT
 from qwen_export.errors import CheckpointError
+from tests.checkpoint.checkpoint_workshop import Stored, Workshop
 
 EMBED, HEAD = "model.language_model.embed_tokens.weight", "lm_head.weight"
 

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hand_made
 import pytest
 
 import qwen_export.export as story
 from qwen_export.recipe import Recipe
+from tests.package import hand_made
 
 
 @pytest.fixture

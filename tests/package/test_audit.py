@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damage import DECODER, change_manifest, refresh, rules
 
 from qwen_export.errors import PackageError
 from qwen_export.package import audit
 from qwen_export.package.audit.paths import leaked_path
 from qwen_export.package.manifest import MANIFEST
+from tests.package.damage import DECODER, change_manifest, refresh, rules
 
 
 @pytest.mark.parametrize("kind", ["vlm", "text", "decode"])

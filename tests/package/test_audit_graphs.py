@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from damage import change_graph, rules
 from onnx import TensorProto, helper
 
 from qwen_export.package import audit
+from tests.package.damage import change_graph, rules
 
 
 def first(model: onnx.ModelProto) -> onnx.NodeProto:

@@ -8,7 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-import hand_made
 import pytest
 
 import qwen_export.export as story
@@ -19,6 +18,7 @@ from qwen_export.package import audit, bind, open_package, write
 from qwen_export.package.manifest import MANIFEST
 from qwen_export.recipe import Recipe
 from qwen_export.weights import evaluate, plan_layout
+from tests.package import hand_made
 
 pytestmark = pytest.mark.usefixtures("hand_made_graphs")
 

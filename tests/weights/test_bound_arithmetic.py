@@ -5,12 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from small_checkpoint import bf16
 
 from qwen_export.bindings import Binding, Part, linear, vector
 from qwen_export.errors import CheckpointError
 from qwen_export.weights import evaluate
 from qwen_export.weights.evaluate import TILE_COLUMNS, TILE_ROWS, as_matrix, is_finite, matrix_of, write_rows
+from tests.weights.small_checkpoint import bf16
 
 ARRAYS = {
     "linear": bf16((24, 10), 1),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_checkpoint import SmallCheckpoint, bf16, small_checkpoint
 
 from qwen_export.bindings import Binding, Bindings, Part, linear, vector
 from qwen_export.errors import CheckpointError
 from qwen_export.weights import DataFile, evaluate, mapped_file, plan_layout, stream, tensor_sha256
 from qwen_export.weights.stream import BLOCK_BYTES
+from tests.weights.small_checkpoint import SmallCheckpoint, bf16, small_checkpoint
 
 STREAM_MODULE = sys.modules["qwen_export.weights.stream"]
 
