@@ -35,13 +35,14 @@ def main() -> int:
     parser.add_argument("--reference", nargs="*", default=["fp32"])
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--new-orders", action="store_true", help="Options in orders that training never had.")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    trials = held_out_trials(args.count, args.seed)
+    trials = held_out_trials(args.count, args.seed, plain_order=not args.new_orders)
     systems = _systems(args)
-    run = {"checkpoint": args.checkpoint.name, "count": args.count, "seed": args.seed}
+    run = {"checkpoint": args.checkpoint.name, "count": args.count, "seed": args.seed, "new_orders": args.new_orders}
     with RecordFile(args.output / FILE_NAME, run, resume=True) as file:
         for system in systems:
             file.add_system({"name": system.name, **system.facts})

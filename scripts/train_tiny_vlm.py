@@ -18,12 +18,14 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_vlm.assets import END, IMAGE, PAD, VIDEO, VISION_END, VISION_START, VOCAB_SIZE, build_tokenizer, write_assets
 from tiny_vlm.data import Source, Writer
 from tiny_vlm.judging import Answerer, judge, report
 from tiny_vlm.network import make_config, make_model
 from tiny_vlm.training import Trainer, write_history
 from tiny_vlm.trials import held_out_trials
+from tokenizers import Tokenizer
 
 
 def main() -> int:
@@ -54,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="cuda or cpu; by default what is there.")
     parser.add_argument("--state", type=Path, help="Where the run's state is saved; by default OUTPUT.state.pt.")
     parser.add_argument("--resume", action="store_true", help="Go on from the saved state.")
+    parser.add_argument("--start-from", type=Path, help="Refine the weights of this checkpoint instead of new ones.")
     parser.add_argument("--judge-only", action="store_true", help="Only ask the held-out questions.")
     args = parser.parse_args()
     args.state = args.state or args.output.parent / f"{args.output.name}.state.pt"
@@ -61,12 +64,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _train(args: argparse.Namespace, device: torch.device) -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json")) if args.start_from else build_tokenizer()
     names = {"image": IMAGE, "video": VIDEO, "vision_start": VISION_START, "vision_end": VISION_END}
     ids = {name: tokenizer.token_to_id(token) for name, token in (names | {"end": END, "pad": PAD}).items()}
     writer = Writer(tokenizer)
     trainer = Trainer(make_model(make_config(VOCAB_SIZE, ids), args.seed), writer.start, writer.pad, device)
     first = 0
+    if args.start_from:
+        trainer.refine(load_file(args.start_from / "model.safetensors", device=str(device)))
     if args.resume:
         state = torch.load(args.state, map_location=device, weights_only=True)
         trainer.restore(state)
@@ -91,8 +96,6 @@ def _train(args: argparse.Namespace, device: torch.device) -> None:
 
 def _save(trainer: Trainer, folder: Path) -> None:
     """Config and weights in the official layout: bfloat16, under the names of the released checkpoints."""
-    from safetensors.torch import save_file
-
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in trainer.model.state_dict().items()
     }

@@ -34,13 +34,19 @@ class Trial:
         return all(side % CELL == 0 and side <= 8 * CELL for side in self.picture.size)
 
 
-def held_out_trials(count: int, seed: int) -> list[Trial]:
-    """Half free and half letters; set of places, pair of words and order of options never seen in training."""
+def held_out_trials(count: int, seed: int, *, plain_order: bool = False) -> list[Trial]:
+    """Half free and half letters; set of places, pair of words and order of options never seen in training.
+
+    Args:
+        plain_order: options in orders as the training of the committed checkpoint had them.
+    """
     trials = []
     for index in range(count):
         rng = Random(f"held out/{seed}/{index}")
         scene = draw_scene(rng, choose_size(rng, rng.choice(GRIDS)), rng.randint(3, 5), held_out=True)
-        trials.append(Trial(scene.picture, ask(rng, scene.parts, letters=index % 2 == 1, held_out=True)))
+        trials.append(
+            Trial(scene.picture, ask(rng, scene.parts, letters=index % 2 == 1, held_out=True, plain_order=plain_order))
+        )
     return trials
 
 
