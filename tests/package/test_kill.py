@@ -30,11 +30,15 @@ MOMENTS = 5
 
 
 def killed(checkpoint: Path, package: Path, after: float) -> None:
-    """Export over the package again and again; SIGKILL after so many seconds."""
+    """Export over the package again and again; SIGKILL so many seconds after an export has begun to write."""
+    before = sorted(package.parent.iterdir())
     command = [sys.executable, "-c", EXPORT, str(Path(__file__).parent), str(checkpoint), str(package)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        patience = time.monotonic() + 60
+        while sorted(package.parent.iterdir()) == before and time.monotonic() < patience:
+            time.sleep(0.001)
         time.sleep(after)
         process.kill()
 
