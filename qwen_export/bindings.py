@@ -65,9 +65,7 @@ class Binding:
     def to_dict(self) -> dict[str, Any]:
         """JSON form; fields at their default are left out."""
         out = {key: value for key, value in asdict(self).items() if value not in ("identity", False)}
-        out["parts"] = [
-            {f: v for f, v in asdict(part).items() if v != getattr(Part, f)} for part in self.parts
-        ]
+        out["parts"] = [{f: v for f, v in asdict(part).items() if v != getattr(Part, f)} for part in self.parts]
         return out
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -18,11 +19,12 @@ from qwen_export.verify.bisect import find_faults
 from qwen_export.verify.candidate import NOT_FINITE, Candidate
 from qwen_export.verify.cases import SUITES, Case
 from qwen_export.verify.collect import CASE, Said, collect, source_digest
-from qwen_export.verify.graph_runners import Arrays, open_runner
-from qwen_export.verify.identity import check_identity
+from qwen_export.verify.graph_runners import Arrays, Runner, open_runner
+from qwen_export.verify.identity import Identity, check_identity
 from qwen_export.verify.outcome import FreeRun, VerifyReport, versions_here
 from qwen_export.verify.parity import Ledger
 from qwen_export.verify.reference_file import PEER, TRUTH, Reference
+from qwen_export.verify.report import write_report
 from qwen_export.verify.verdict import judge
 
 
@@ -66,51 +68,55 @@ def verify(
         raise UsageError("Give one of --checkpoint DIR and --reference FILE to compare with.")
     if suite not in SUITES:
         raise UsageError(f"Unknown suite {suite!r}. Known: {', '.join(SUITES)}.")
-    runner = open_runner(opened, provider)
+    candidate = Candidate(opened, open_runner(opened, provider))
     snapshot = None if checkpoint is None else open_snapshot(checkpoint)
-    identity = check_identity(opened, snapshot, deep=deep, said=None if progress is None else lambda name: None)
+    said("hashes")
+    identity = check_identity(opened, snapshot, deep=deep)
     with tempfile.TemporaryDirectory(prefix="qwen-export-verify-") as scratch:
         path = reference or save_reference or Path(scratch) / "reference.npz"
         if snapshot is not None:
             collect(opened, snapshot, path, suite=suite, said=said)
-        truth = Reference(path)
-        try:
-            _check_reference(opened, truth)
-            candidate = Candidate(opened, runner)
-            ledger, free_runs, not_run = compare(candidate, truth, said)
-            found = None
-            if truth.has_inside:
-                found = find_faults(opened, truth, said)
-            else:
-                not_run["operations"] = "the reference does not hold the inside of the layers"
-            facts = dict(truth.facts)
-        finally:
-            truth.close()
-    half = opened.recipe.tensor_dtype != FLOAT32
-    result = VerifyReport(
-        package=opened.folder,
+        found = _judged(candidate, path, said)
+    result = replace(
+        found,
         checkpoint=None if snapshot is None else snapshot.folder,
-        suite=facts["suite"],
-        dtype=opened.recipe.dtype,
-        computed_by=runner.label,
-        reference=facts,
-        versions=versions_here(opened),
         identity=identity,
-        checks=judge(ledger, found, half=half),
+        show_bisect=bisect,
+        seconds=time.perf_counter() - started,
+        report=report,
+    )
+    if report is not None:
+        write_report(result, report)
+    return result
+
+
+def _judged(candidate: Candidate, path: Path, said: Said) -> VerifyReport:
+    """Compare a package with a reference file, and judge."""
+    package, reference = candidate.package, Reference(path)
+    try:
+        _check_reference(package, reference)
+        ledger, free_runs, not_run = compare(candidate, reference, said)
+        faults = None
+        if reference.has_inside:
+            faults = find_faults(package, reference, said)
+        else:
+            not_run["operations"] = "the reference does not hold the inside of the layers"
+        facts = dict(reference.facts)
+    finally:
+        reference.close()
+    return VerifyReport(
+        package=package.folder,
+        suite=facts["suite"],
+        dtype=package.recipe.dtype,
+        computed_by=candidate.runner.label,
+        reference=facts,
+        versions=versions_here(package),
+        checks=judge(ledger, faults, half=package.recipe.tensor_dtype != FLOAT32),
         ledger=ledger,
         free_runs=free_runs,
         not_run=not_run,
-        layer_kinds=opened.config.text.layer_types,
-        bisect=found,
-        show_bisect=bisect,
-        seconds=time.perf_counter() - started,
+        bisect=faults,
     )
-    if report is not None:
-        from qwen_export.verify.report import write_report
-
-        result = replace(result, report=report)
-        write_report(result, report)
-    return result
 
 
 def compare(candidate: Candidate, reference: Reference, said: Said) -> tuple[Ledger, list[FreeRun], dict[str, str]]:
