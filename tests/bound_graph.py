@@ -28,14 +28,14 @@ class GraphSession:
         options.intra_op_num_threads = 1
         if not optimise:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-        self.inputs = [value.name for value in self._session.get_inputs()]
-        self.outputs = [value.name for value in self._session.get_outputs()]
+        self.session = ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.outputs = [value.name for value in self.session.get_outputs()]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """All outputs by name. Inputs that the graph does not have are an error."""
         given = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
-        return dict(zip(self.outputs, self._session.run(None, given), strict=True))
+        return dict(zip(self.outputs, self.session.run(None, given), strict=True))
 
 
 def serialize(model: ir.Model, bindings: Bindings, tensors: Mapping[str, torch.Tensor]) -> bytes:
