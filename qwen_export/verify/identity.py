@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,24 +43,19 @@ class Identity:
         return files + [f"checkpoint tensor {key} is not the one the package was made of" for key in self.wrong_tensors]
 
 
-def check_identity(
-    package: Package, snapshot: Snapshot | None, *, deep: bool = False, said: Callable[[str], None] | None = None
-) -> Identity:
+def check_identity(package: Package, snapshot: Snapshot | None, *, deep: bool = False) -> Identity:
     """Hash the package's files and source tensors.
 
     Args:
         snapshot: the checkpoint; None where only a saved reference is at hand.
         deep: hash every source tensor.
-        said: told what is being hashed.
 
     Raises:
         UsageError: the checkpoint is not the package's at all: another config, other shapes, or most tensors differ.
     """
     records = package.manifest.checkpoint.tensors
     wrong = [
-        name
-        for name, record in package.manifest.files.items()
-        if file_sha256(package.folder / name, said) != record.sha256
+        name for name, record in package.manifest.files.items() if file_sha256(package.folder / name) != record.sha256
     ]
     keys: list[str] = []
     wrong_tensors: list[str] = []
@@ -71,8 +65,6 @@ def check_identity(
         if not deep and len(keys) > SAMPLE:
             keys = sorted(random.Random(0).sample(keys, SAMPLE))
         for key in keys:
-            if said is not None:
-                said(key)
             if tensor_sha256(snapshot.tensors[key]) != records[key].sha256:
                 wrong_tensors.append(key)
         if len(wrong_tensors) * 2 > len(keys):
@@ -83,11 +75,9 @@ def check_identity(
     return Identity(len(package.manifest.files), len(keys), len(records), tuple(wrong), tuple(wrong_tensors))
 
 
-def file_sha256(path: Path, said: Callable[[str], None] | None = None) -> str:
+def file_sha256(path: Path) -> str:
     """SHA-256 of a file."""
     digest = hashlib.sha256()
-    if said is not None:
-        said(path.name)
     with path.open("rb") as file:
         while piece := file.read(PIECE):
             digest.update(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from qwen_export.verify.bisect import Bisection
 from qwen_export.verify.identity import Identity
 from qwen_export.verify.parity import Ledger, Tensor, pooled
 from qwen_export.verify.verdict import Check
+
+NOTHING_HASHED = Identity(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -35,24 +37,23 @@ class VerifyReport:
     """A verdict with its evidence."""
 
     package: Path
-    checkpoint: Path | None
     suite: str
     dtype: str
     computed_by: str
     reference: dict[str, Any]
     versions: dict[str, str]
-    identity: Identity
     checks: list[Check]
     ledger: Ledger
     free_runs: list[FreeRun]
     not_run: dict[str, str]
-    layer_kinds: tuple[str, ...]
     bisect: Bisection | None
     """Every operation with the truth's inputs; None where the reference does not have them."""
+    identity: Identity = NOTHING_HASHED
+    checkpoint: Path | None = None
     show_bisect: bool = False
-    """Show all of them, not only those at fault."""
+    """Show all operations, not only those at fault."""
     seconds: float = 0.0
-    report: Path | None = field(default=None, compare=False)
+    report: Path | None = None
 
     @property
     def passed(self) -> bool:

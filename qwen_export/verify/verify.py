@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -19,8 +18,8 @@ from qwen_export.verify.bisect import find_faults
 from qwen_export.verify.candidate import NOT_FINITE, Candidate
 from qwen_export.verify.cases import SUITES, Case
 from qwen_export.verify.collect import CASE, Said, collect, source_digest
-from qwen_export.verify.graph_runners import Arrays, Runner, open_runner
-from qwen_export.verify.identity import Identity, check_identity
+from qwen_export.verify.graph_runners import Arrays, open_runner
+from qwen_export.verify.identity import check_identity
 from qwen_export.verify.outcome import FreeRun, VerifyReport, versions_here
 from qwen_export.verify.parity import Ledger
 from qwen_export.verify.reference_file import PEER, TRUTH, Reference

@@ -105,18 +105,36 @@ def test_half_is_judged_by_the_pooled_ratio() -> None:
         assert all(check.passed is passed for check in ratios)
 
 
-def test_one_state_of_one_layer_fails_only_beyond_its_scatter() -> None:
-    steady = [Errors(count=1, ours=1.44, peer=1.0, truth=1.0) for _ in range(16)]
-    lucky = [Errors(count=1, ours=0.01, peer=0.01, truth=1.0) for _ in range(15)]
-    lucky.append(Errors(count=1, ours=14.0, peer=9.0, truth=1.0))
-    assert jackknife(steady) == pytest.approx(0, abs=1e-9) and jackknife(lucky) > 0.1
-    for errors, passed in ((steady, False), (lucky, True)):
-        ledger = Ledger(LIMITS)
-        ledger.entries = {(Tensor("recurrent_state", 5), f"{i}#0"): e for i, e in enumerate(errors)}
-        single = next(c for c in judge(ledger, None, half=True) if "layer 5" in c.name)
-        kind = next(c for c in judge(ledger, None, half=True) if c.name == "recurrent state, error ratio")
-        assert single.value > 1.05 and single.passed is passed
-        assert not kind.passed, "the kind as a whole has no such excuse"
+def cases_of(*ratios: float, weight: float = 1.0) -> list[Errors]:
+    """One case for each ratio; the last one's errors weigh `weight` times as much."""
+    scale = [1.0] * (len(ratios) - 1) + [weight]
+    return [Errors(count=1, ours=r * r * w, peer=w, truth=100.0) for r, w in zip(ratios, scale, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("cases", "passed"),
+    [
+        (cases_of(*[0.7] * 16, 3.9, weight=2.0), True),  # one chaotic prompt
+        (cases_of(*[1.2] * 17), False),  # a little worse everywhere
+        (cases_of(*[0.7] * 16, 9.0, weight=2.0), False),  # one case is broken
+        (cases_of(*[0.7] * 12, *[3.0] * 5), False),  # one kind of case is broken
+        (cases_of(*[1.1] * 16, 1.5, weight=50.0), False),  # one case hides that all are worse
+        (cases_of(*[0.7] * 10, 3.9, weight=2.0), False),  # too few cases to speak of scatter
+    ],
+)
+def test_a_ratio_above_the_limit_is_scatter_only_if_all_speaks_for_it(cases: list[Errors], passed: bool) -> None:
+    ledger = Ledger(LIMITS)
+    ledger.entries = {(Tensor("logits"), f"{i}#0"): errors for i, errors in enumerate(cases)}
+    (check,) = (check for check in judge(ledger, None, half=True) if "error ratio" in check.name)
+    assert check.value > 1.05 and check.limit == 1.05
+    assert check.passed is passed
+    assert ("within scatter" in check.note) is passed
+
+
+def test_jackknife_is_zero_for_equal_cases_and_large_for_one_that_dominates() -> None:
+    assert jackknife(cases_of(*[1.2] * 16)) == pytest.approx(0, abs=1e-9)
+    assert jackknife(cases_of(*[0.7] * 16, 3.9, weight=2.0)) > 0.2
+    assert jackknife(cases_of(1.0)) == math.inf
 
 
 def test_the_first_not_finite_tensor_is_the_first_computed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,22 @@ def test_half_is_as_near_to_the_truth_as_transformers(dtype: str, packages, tiny
     assert not report.bisect.faults and not report.bisect.problems
 
 
-def test_a_saved_reference_needs_no_checkpoint_and_no_torch(packages, references) -> None:
-    report = verify(packages("fp32"), reference=references("fp32"))
-    assert report.passed
-    assert report.checkpoint is None and report.identity.tensors_checked == 0
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "accelerate", "onnxscript"):
+    sys.modules[name] = None
+from pathlib import Path
+from qwen_export.verify import verify
+report = verify(sys.argv[1], reference=Path(sys.argv[2]), report=Path(sys.argv[3]))
+assert report.passed and report.checkpoint is None and report.identity.tensors_checked == 0
+assert not any(name == "transformers" or name.startswith("transformers.models") for name in sys.modules)
+"""
+
+
+def test_a_saved_reference_needs_no_checkpoint_no_torch_no_transformers(packages, references, tmp_path: Path) -> None:
+    line = [sys.executable, "-c", WITHOUT_TORCH, packages("fp32"), references("fp32"), tmp_path / "report.html"]
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_text_only_lists_what_it_did_not_run(tiny_checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
