@@ -36,5 +36,9 @@ step "5. Transformers and the package about the same picture"
 step "6. The package on its own (random weights: the answer is noise, the same noise)"
 qwen-export run "$OUT/package" --image "$OUT/picture.png" --prompt "What is left of the square?" --max-new-tokens 16
 
+step "7. A small trained checkpoint, asked about a drawn diagram (docs/diagram.png)"
+qwen-export vlm --checkpoint tests/assets/tiny-vlm --output "$OUT/trained" --dtype fp32 --json >"$OUT/trained.json"
+qwen-export run "$OUT/trained" --image docs/diagram.png --prompt "Describe part G."
+
 step "Summary"
 "$PYTHON" scripts/demo_summary.py "$OUT" $((SECONDS - STARTED))

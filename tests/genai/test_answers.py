@@ -22,7 +22,7 @@ from tests.genai.conftest import RECIPE
 from tests.genai.questions import KINDS, NEW_TOKENS, conversation, make_question
 from tests.runtime.transformers_judge import Processor, greedy
 
-TRAINED = os.environ.get("QWEN_EXPORT_TRAINED_CHECKPOINT")
+TRAINED = os.environ.get("QWEN_EXPORT_TRAINED_CHECKPOINT", str(Path(__file__).parents[1] / "assets" / "tiny-vlm"))
 QUESTIONS = [(kind, seed) for kind in KINDS for seed in range(5)]
 
 
@@ -119,8 +119,6 @@ def test_later_turns_with_pictures_are_fed_whole(feeder, model, genai_package):
 
 @pytest.mark.full
 def test_trained_checkpoint(tmp_path):
-    if not TRAINED:
-        pytest.skip("QWEN_EXPORT_TRAINED_CHECKPOINT names no trained checkpoint")
     from transformers import Qwen3_5ForConditionalGeneration
 
     export_vlm(TRAINED, tmp_path / "package", recipe=RECIPE)
