@@ -72,8 +72,8 @@ def verdict(result: VerifyReport, *, every_check: bool) -> Iterator[RenderableTy
     yield Text(f"verify {word}: {result.dtype}, suite {result.suite}, computed by {result.computed_by}", style=colour)
     for finding in result.identity.findings:
         yield Text(visible(finding), style="red")
-    for check in result.checks if every_check else result.failures:
-        yield Text(str(check), style="" if check.passed else "red")
+    for check in result.checks if every_check else [*result.failures, *result.scattered]:
+        yield Text(str(check), style="yellow" if check.scattered else "" if check.passed else "red")
     yield _figures(result)
     used = {name for check in result.checks for name in check.tolerance.split(", ")}
     limits = {name: limit for name, limit in asdict(result.ledger.limits).items() if name in used}

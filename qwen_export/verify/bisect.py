@@ -37,6 +37,7 @@ from qwen_export.verify.half_evaluator import HALVES, HalfEvaluator
 from qwen_export.verify.layer_outputs import layer_outputs, reads
 from qwen_export.verify.reference_file import INSIDE, Reference
 
+SINGLE_STEP = "decoder, single-token graph"
 RULE = ("mixer", "recurrent_state")
 """Places judged by `delta_rule_error`; all others by `operation_error`."""
 
@@ -121,11 +122,14 @@ class _CastToFloat(OpRun):
 def find_faults(package: Package, reference: Reference, said: Said) -> Bisection:
     """Compare every operation of a package with the reference's inside."""
     found = Bisection()
-    for component in package.components:
-        model = load_graph(package.graph_path(component))
-        work = _Component(package, component, model, reference)
+    graphs = [(component, package.graph_path(component)) for component in package.components]
+    if package.decode_graph is not None:
+        graphs.append((SINGLE_STEP, package.decode_graph))
+    for component, path in graphs:
+        model = load_graph(path)
+        work = _Component(package, component, model, str(path.parent), reference)
         for stage, nodes in stages_of(model.graph).items():
-            said(f"bisect: {component}, {stage}")
+            said(f"operations: {component}, {stage}")
             try:
                 found.rows += list(work.rows(stage, nodes))
             except (ValueError, TypeError, IndexError, KeyError, RuntimeError, AssertionError) as error:
@@ -136,10 +140,11 @@ def find_faults(package: Package, reference: Reference, said: Said) -> Bisection
 class _Component:
     """One graph, computed stage by stage; only values that cross from stage to stage are kept."""
 
-    def __init__(self, package: Package, component: str, model: onnx.ModelProto, reference: Reference) -> None:
+    def __init__(
+        self, package: Package, component: str, model: onnx.ModelProto, folder: str, reference: Reference
+    ) -> None:
         self._package, self._component, self._model = package, component, model
-        self._reference = reference
-        self._folder = str(package.graph_path(component).parent)
+        self._folder, self._reference = folder, reference
         self._crossing: dict[tuple[str, str], np.ndarray] = {}
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._states = states(package.config.text, FLOAT32, max_length=package.recipe.static_length)
@@ -159,6 +164,8 @@ class _Component:
         for call, quiet in self._calls():
             results: dict[str, Any] = {"": None, **evaluator.rt_inits_}
             results.update({name: self._given(call, name) for name in outside})
+            if quiet and stage != "prelude" and "inputs_embeds" in results:  # no prelude touched the residual stream
+                results["inputs_embeds"] = results["inputs_embeds"] * np.float32(QUIET)
             for node, proto in zip(evaluator.rt_nodes_, nodes, strict=True):
                 context = {"context": results} if node.need_context() else {}
                 with np.errstate(all="ignore"):
@@ -182,6 +189,8 @@ class _Component:
         """Name of each call of this component, and whether it is a quiet one."""
         if self._component in (DECODER, TEXT):
             return [(call.name, call.quiet) for call in CALLS]
+        if self._component == SINGLE_STEP:
+            return [(call.name, call.quiet) for call in CALLS if call.rows == (1,)]
         if not self._reference.has(INSIDE, VISION_CALL, "pixel_values"):
             return []
         return [(VISION_CALL, False), (QUIET_VISION_CALL, True)]
@@ -213,7 +222,11 @@ class _Component:
                 return self._past(call, spec)
         if name in self._layer_outputs:  # the layer before could not be computed
             return self._reference.get(INSIDE, call, self._layer_outputs[name])
-        return self._reference.get(INSIDE, call, name)
+        value = self._reference.get(INSIDE, call, name)
+        if name == "attention_mask" and self._component == SINGLE_STEP:
+            rest = (self._package.recipe.static_length or 0) - value.shape[1]
+            return np.pad(value, ((0, 0), (0, rest)))
+        return value
 
     def _past(self, call: str, spec: StateSpec) -> np.ndarray:
         after = next(c.after for c in CALLS if c.name == call)

@@ -125,10 +125,11 @@ def points_of(graph: onnx.GraphProto, stage: str, nodes: Sequence[onnx.NodeProto
 def _prelude_points(graph: onnx.GraphProto) -> dict[str, str]:
     """The residual stream into the first layer, and the rotary angles."""
     found: dict[str, str] = {}
+    inside = {name for node in graph.node if layer_of(node) == 0 for name in node.output}
+    inside |= {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if layer_of(node) == 0 and node.op_type == "Add":
-            found.setdefault(node.input[0], "prelude.hidden")
-            break
+            found.update({name: "prelude.hidden" for name in node.input if name not in inside})
     for node in graph.node:
         if node.op_type == "RotaryEmbedding":
             return {**found, node.input[1]: "prelude.cos", node.input[2]: "prelude.sin"}

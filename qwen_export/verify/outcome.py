@@ -66,6 +66,11 @@ class VerifyReport:
         return [check for check in self.checks if not check.passed]
 
     @property
+    def scattered(self) -> list[Check]:
+        """Checks above their limit that were taken for scatter."""
+        return [check for check in self.checks if check.scattered]
+
+    @property
     def cases(self) -> list[str]:
         """Cases that were run."""
         return list(dict.fromkeys(case for _, case in self.ledger.entries))
@@ -90,7 +95,7 @@ class VerifyReport:
                 "tensors": self.identity.tensors_checked,
                 "findings": self.identity.findings,
             },
-            "checks": [vars(check) for check in self.checks],
+            "checks": [{**vars(check), "scattered": check.scattered} for check in self.checks],
             "tensors": self.rows(),
             "cases": [
                 {"case": case, **_figures(pooled(e for (_, c), e in self.ledger.entries.items() if c == case))}

@@ -110,9 +110,9 @@ def _plots(report: VerifyReport) -> str:
 
 def _checks(report: VerifyReport) -> str:
     rows = [
-        [_mark(check.passed), escape(check.name), _number(check.value), _number(check.limit), check.tolerance,
-         escape(check.note)]
-        for check in sorted(report.checks, key=lambda check: check.passed)
+        [_mark(check.passed, check.scattered), escape(check.name), _number(check.value), _number(check.limit),
+         check.tolerance, escape(check.note)]
+        for check in sorted(report.checks, key=lambda check: (check.passed, not check.scattered))
     ]  # fmt: skip
     note = (
         "<p>An error ratio is our RMS error against the truth over that of Transformers in the same dtype; two equally "
@@ -238,7 +238,9 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterabl
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _mark(passed: bool) -> str:
+def _mark(passed: bool, scattered: bool = False) -> str:
+    if scattered:
+        return '<span class="maybe">scatter</span>'
     return '<span class="ok">ok</span>' if passed else '<span class="no">fails</span>'
 
 

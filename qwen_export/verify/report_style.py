@@ -30,7 +30,8 @@ table{border-collapse:collapse;width:100%;font-size:14px}
 th{text-align:left;color:var(--soft);font-weight:600;border-bottom:2px solid var(--line);padding:5px 10px 5px 0}
 td{border-bottom:1px solid var(--line);padding:4px 10px 4px 0;vertical-align:top}
 th.n,td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.ok,.no{font-weight:700}
+.ok,.no,.maybe{font-weight:700}
+.maybe{color:var(--peer)}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(330px,1fr));gap:14px}
 figure{margin:0}
 figcaption{font-weight:600;margin-bottom:2px}

@@ -41,8 +41,13 @@ class Check:
     passed: bool
     note: str = ""
 
+    @property
+    def scattered(self) -> bool:
+        """Above its limit, and taken for scatter."""
+        return self.passed and self.value > self.limit
+
     def __str__(self) -> str:
-        sign, note = "<=" if self.passed else ">", f"; {self.note}" if self.note else ""
+        sign, note = "<=" if self.value <= self.limit else ">", f"; {self.note}" if self.note else ""
         return f"{self.name}: {self.value:.3g} {sign} {self.limit:.3g} ({self.tolerance}){note}"
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from qwen_export import export_text
+from qwen_export import export_text, export_vlm
 from qwen_export.cli.app import app
 from qwen_export.recipe import Recipe
-from qwen_export.verify import verify
+from qwen_export.verify import collect, verify
+from qwen_export.verify.bisect import SINGLE_STEP
 from qwen_export.verify.verdict import MIN_CASES
+from tests.verify.few_cases import few_plans
 
 KINDS = ("image features", "embeddings", "conv state", "recurrent state", "key", "value", "logits")
 
@@ -71,10 +73,28 @@ def test_a_saved_reference_needs_no_checkpoint_no_torch_no_transformers(packages
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_text_only_lists_what_it_did_not_run(tiny_checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
-    from qwen_export.verify import collect
-    from tests.verify.few_cases import few_plans
+def test_static_cache_and_single_token_graph(tiny_checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(collect, "plans", few_plans)
+    recipe = Recipe(dtype="fp32", kv_cache="static", max_length=130, decode_graph=True)
+    export_vlm(tiny_checkpoint, tmp_path / "static", recipe=recipe)
+    report = verify(tmp_path / "static", checkpoint=tiny_checkpoint)
+    assert report.passed, [str(check) for check in report.failures]
+    assert report.not_run == {"sliced#0": "172 tokens do not fit the static cache of 130"}
+    single = [row for row in report.bisect.rows if row.component == SINGLE_STEP]
+    assert len(single) > 200 and {row.call for row in single} == {"step", "quiet-step"}
 
+
+def test_a_single_component_is_judged_alone(tiny_checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(collect, "plans", few_plans)
+    export_vlm(tiny_checkpoint, tmp_path / "part", recipe=Recipe(dtype="fp32"), components=["decoder"])
+    report = verify(tmp_path / "part", checkpoint=tiny_checkpoint, save_reference=tmp_path / "kept.npz")
+    assert report.passed, [str(check) for check in report.failures]
+    kinds = {tensor.kind for tensor in report.ledger.tensors()}
+    assert kinds == {"logits", "hidden", "key", "value", "conv_state", "recurrent_state"}
+    assert (tmp_path / "kept.npz").stat().st_size > 0
+
+
+def test_text_only_lists_what_it_did_not_run(tiny_checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(collect, "plans", few_plans)
     export_text(tiny_checkpoint, tmp_path / "text", recipe=Recipe(dtype="fp32", logits="all"))
     report = verify(tmp_path / "text", checkpoint=tiny_checkpoint)
