@@ -56,6 +56,11 @@ class Row:
     limit: float
 
     @property
+    def where(self) -> tuple[str, str, str]:
+        """The place, whatever the call."""
+        return self.component, self.stage, self.place
+
+    @property
     def wrong(self) -> bool:
         """Whether the package leaves the truth here."""
         return not self.error <= self.limit
@@ -76,8 +81,10 @@ class Bisection:
 
     @property
     def first(self) -> Row | None:
-        """The first operation at fault."""
-        return self.faults[0] if self.faults else None
+        """The first place at fault, in the call that shows it most."""
+        faults = self.faults
+        same = [row for row in faults if row.where == faults[0].where]
+        return max(same, key=lambda row: row.error if math.isfinite(row.error) else math.inf, default=None)
 
     def worst(self, count: int) -> list[Row]:
         """The operations nearest to their limits."""
