@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qwen_export import bindings as b
 from qwen_export.bindings import Binding, Part
 from qwen_export.contract import FLOAT32
-from qwen_export.model_config import LINEAR_ATTENTION, ModelConfig, TextConfig
+from qwen_export.model_config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig, TextConfig
 from qwen_export.recipe import Recipe
 from qwen_export.wrappers import decoder_operators as op
 from qwen_export.wrappers.piece import Piece
@@ -280,4 +280,4 @@ class DecoderWrapper(nn.Module):
         return self.head(x), *present
 
 
-LAYER_PIECES: dict[str, type[DecoderLayer]] = {LINEAR_ATTENTION: LinearLayer, "full_attention": FullLayer}
+LAYER_PIECES: dict[str, type[DecoderLayer]] = {LINEAR_ATTENTION: LinearLayer, FULL_ATTENTION: FullLayer}
