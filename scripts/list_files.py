@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,11 +26,18 @@ def job(file: Path) -> str:
     return " ".join(paragraph.split("\n"))
 
 
+def tracked() -> list[Path]:
+    """The files git knows: somebody's half-made file beside them is not part of the page."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listed.splitlines() if line.endswith((".py", ".sh")) and (ROOT / line).is_file()]
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
+    everything = tracked()
     for folder in FOLDERS:
-        files = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.sh")]
+        files = [file for file in everything if (ROOT / folder) in file.parents]
         for parent in sorted({file.parent for file in files}):
             parts.append(f"\n## {parent.relative_to(ROOT).as_posix()}/\n")
             inside = sorted(file for file in files if file.parent == parent)
