@@ -20,6 +20,7 @@ _VERBS = {
     "audit": "qwen_export.package",
     "inspect": "qwen_export.package",
     "diff": "qwen_export.package",
+    "baseline": "qwen_export.package",
     "open_package": "qwen_export.package",
     "run": "qwen_export.runtime.run",
     "verify": "qwen_export.verify",

@@ -36,6 +36,15 @@ class Tolerances:
 
 
 @dataclass(frozen=True)
+class Thresholds:
+    """How much a component may grow before `diff` marks it, as a share of the accepted size: 0.02 is two percent."""
+
+    nodes: float = 0.0
+    graph_bytes: float = 0.05
+    weight_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class SessionOptions:
     """How the runtime opens its sessions; the reasons are in docs/runtime.md."""
 
@@ -76,6 +85,7 @@ class Recipe:
     prefill_slice: int = 1024
     """Tokens of a prompt that the runtime feeds at a time."""
     tolerances: Tolerances = field(default_factory=Tolerances)
+    thresholds: Thresholds = field(default_factory=Thresholds)
     session: SessionOptions = field(default_factory=SessionOptions)
 
     def __post_init__(self) -> None:
@@ -128,6 +138,8 @@ def recipe_from_dict(data: dict[str, Any], where: str) -> Recipe:
     values = dict(_checked(Recipe, data, where))
     if "tolerances" in values:
         values["tolerances"] = Tolerances(**_checked(Tolerances, values["tolerances"], f"{where}, [tolerances]"))
+    if "thresholds" in values:
+        values["thresholds"] = Thresholds(**_checked(Thresholds, values["thresholds"], f"{where}, [thresholds]"))
     if "session" in values:
         values["session"] = SessionOptions(**_checked(SessionOptions, values["session"], f"{where}, [session]"))
     return Recipe(**values)

@@ -17,3 +17,7 @@ fi
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$PYTHON" -m pytest -n 2 --dist loadfile ${SELECT[@]+"${SELECT[@]}"} "$@"
+# with words for pytest, only those tests are wanted
+if [ "$#" -eq 0 ]; then
+    bash scripts/ci_export.sh
+fi

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, Callable[..., Outcome]]] = {
     "genai-check": ("Look and judge", genai_commands.genai_check),
     "inspect": ("Look and judge", package_commands.inspect),
     "diff": ("Look and judge", package_commands.diff),
+    "baseline": ("Look and judge", package_commands.baseline),
     "synth": ("Checkpoints", checkpoint_commands.synth),
 }
 """Command name -> help panel, body."""

@@ -50,12 +50,18 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "inspect": (
         "qwen-export inspect ckpt",
         PACKAGE,
+        "qwen-export inspect pkg --layers",
         "qwen-export inspect pkg --json",
     ),
     "diff": (
         PACKAGE,
         "qwen-export vlm --checkpoint ckpt --output two --dtype fp32 --overwrite",
-        "qwen-export diff pkg two",
+        "qwen-export diff pkg two --format markdown",
+    ),
+    "baseline": (
+        PACKAGE,
+        "qwen-export baseline pkg -o baseline.json",
+        "qwen-export diff baseline.json pkg --fail-on operators",
     ),
     "genai": (
         PACKAGE,

@@ -54,6 +54,22 @@ class Runtime(StrEnum):
     ort_genai = "ort-genai"
 
 
+class Severity(StrEnum):
+    """How much a difference matters; the names are those of `package.Severity`."""
+
+    interface = "interface"
+    operators = "operators"
+    wiring = "wiring"
+    nothing = "nothing"
+
+
+class ReportFormat(StrEnum):
+    """How `diff` prints its report."""
+
+    text = "text"
+    markdown = "markdown"
+
+
 class Provider(StrEnum):
     """ONNX Runtime execution provider."""
 
@@ -115,6 +131,15 @@ DecodeGraph = Annotated[
 GraphOnly = Annotated[bool, typer.Option("--graph-only", metavar="", help="Write the graphs without weight data.")]
 AllowGraphOnly = Annotated[bool, typer.Option("--graph-only", metavar="", help="Accept a package without weight data.")]
 Deep = Annotated[bool, typer.Option("--deep", metavar="", help="Also hash every file and compare with the manifest.")]
+FailOn = Annotated[
+    Severity, typer.Option("--fail-on", help="Exit code 1 from this severity on; nothing: from the first note on.")
+]
+FormatOption = Annotated[ReportFormat, typer.Option("--format", help="For a terminal, or for a pull request.")]
+ThresholdFile = Annotated[
+    Path | None, typer.Option("--recipe", metavar="FILE.toml", help="Take the thresholds of this recipe, not A's.")
+]
+Layers = Annotated[bool, typer.Option("--layers", metavar="", help="Also group the nodes of a package by layer.")]
+BaselineFile = Annotated[Path, typer.Option("--output", "-o", metavar="FILE.json", help="Baseline to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace an existing package.")]
 AsJson = Annotated[
     bool, typer.Option("--json", metavar="", help="One JSON document on stdout, everything else on stderr.")

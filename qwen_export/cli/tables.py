@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -13,7 +14,7 @@ from qwen_export.cli.output import size, visible
 from qwen_export.recipe import Recipe
 
 if TYPE_CHECKING:
-    from qwen_export.package import AuditReport, DiffReport, ExportResult, Inspection
+    from qwen_export.package import AuditReport, DiffReport, ExportResult, Fingerprint, Inspection
 
 STATE_PREFIXES = ("past_key_values.", "present.")
 
@@ -104,6 +105,9 @@ def inspection_tables(inspection: Inspection, *, every_state: bool) -> Iterator[
     if inspection.operators:
         yield ""
         yield operators(inspection.operators)
+    for graph, layers in inspection.layers.items():
+        yield ""
+        yield layer_table(graph, layers)
     yield ""
     yield facts({name: size(num_bytes) for name, num_bytes in inspection.files.items()})
     for name in inspection.missing_assets:
@@ -131,12 +135,53 @@ def _interface(graph: str, sides: Mapping[str, Any], every_state: bool) -> Table
     return table
 
 
-def diff_lines(report: DiffReport) -> Iterator[RenderableType]:
-    """The verdict and every difference."""
+_STYLES = {"interface": "bold red", "operators": "red", "wiring": "yellow", "nothing": "dim"}
+
+
+def diff_tables(report: DiffReport) -> Iterator[RenderableType]:
+    """The verdict, every difference under its severity, and the figures that changed."""
     if report.same:
         yield Text("no difference", style="bold green")
-        return
-    count = len(report.differences)
-    yield Text(f"{count:,} difference{'s' if count > 1 else ''}", style="bold red")
-    for difference in report.differences:
-        yield Text(visible(str(difference)))
+    else:
+        count = sum(1 for entry in report.differences if entry.severity)
+        says = f"{count:,} difference{'s' if count > 1 else ''}, severity {report.severity.name}"
+        yield Text(says, style="bold red")
+    for entry in report.differences:
+        name = entry.severity.name
+        yield Text(f"{name if entry.severity else 'note':10}{visible(str(entry))}", style=_STYLES[name])
+    changed = [metric for metric in (*report.metrics, *report.histogram) if metric.mark]
+    if changed:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("component", "metric", "baseline", "current", "change", "mark"):
+            table.add_column(column, justify="right" if column in ("baseline", "current", "change") else "left")
+        for row in changed:
+            name = row.graph.removesuffix("/model.onnx")
+            table.add_row(
+                visible(name), visible(row.metric), f"{row.baseline:,}", f"{row.current:,}", row.change, row.mark
+            )
+        yield ""
+        yield table
+
+
+def fingerprint_tables(taken: Fingerprint, output: Path) -> Iterator[RenderableType]:
+    """Where the baseline is and the figures of each graph."""
+    yield facts({"baseline": output, "weights": taken.weights, **taken.versions})
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("component", "nodes", "graph bytes", "weight bytes"):
+        table.add_column(column, justify="left" if column == "component" else "right")
+    for path, graph in taken.graphs.items():
+        table.add_row(path.removesuffix("/model.onnx"), *(f"{value:,}" for value in graph.metrics.values()))
+    yield ""
+    yield table
+
+
+def layer_table(graph: str, layers: Mapping[str, Mapping[str, int]]) -> Table:
+    """One row per layer or other module: its nodes, and the operators of them, most frequent first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(graph, no_wrap=True)
+    table.add_column("nodes", justify="right")
+    table.add_column("operators", overflow="fold")
+    for layer, counts in layers.items():
+        told = ", ".join(f"{count} {operator}" for operator, count in counts.items())
+        table.add_row(Text(visible(layer)), f"{sum(counts.values()):,}", Text(visible(told)))
+    return table

@@ -2,8 +2,10 @@
 
 from qwen_export.package.audit import AuditReport, Finding, audit
 from qwen_export.package.bind import bind
-from qwen_export.package.diff import Difference, DiffReport, diff
+from qwen_export.package.diff import Difference, DiffReport, Severity, diff
+from qwen_export.package.diff_markdown import diff_markdown
 from qwen_export.package.extend import add_metadata_files
+from qwen_export.package.fingerprint import Fingerprint, baseline
 from qwen_export.package.inspect import Inspection, inspect
 from qwen_export.package.manifest import Manifest
 from qwen_export.package.open import Package, open_package
@@ -15,13 +17,17 @@ __all__ = [
     "Difference",
     "ExportResult",
     "Finding",
+    "Fingerprint",
     "Inspection",
     "Manifest",
     "Package",
+    "Severity",
     "add_metadata_files",
     "audit",
+    "baseline",
     "bind",
     "diff",
+    "diff_markdown",
     "inspect",
     "open_package",
 ]

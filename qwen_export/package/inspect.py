@@ -16,6 +16,7 @@ from qwen_export.package.audit.files import NEEDED_ASSETS
 from qwen_export.package.audit.operators import inventory
 from qwen_export.package.graphs import expected_contract
 from qwen_export.package.manifest import holds_manifest
+from qwen_export.package.node_marks import layer_inventory
 from qwen_export.package.open import Package, open_package
 from qwen_export.package.stage import absolute, old_folder
 from qwen_export.recipe import Recipe
@@ -46,6 +47,7 @@ class Inspection:
         contract: graph -> its inputs and outputs, in the form of `GraphContract.to_dict`.
         operators: graph -> operator -> number of nodes.
         files: file -> bytes.
+        layers: graph -> layer or other module -> operator -> number of nodes, where it was asked for.
     """
 
     kind: str
@@ -57,17 +59,18 @@ class Inspection:
     files: dict[str, int] = field(default_factory=dict)
     missing_assets: tuple[str, ...] = ()
     skipped_tensors: tuple[str, ...] = ()
+    layers: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         return asdict(self)
 
 
-def inspect(path: str | Path, *, revision: str | None = None) -> Inspection:
-    """Look into a package folder, a checkpoint folder, or a hub checkpoint."""
+def inspect(path: str | Path, *, revision: str | None = None, layers: bool = False) -> Inspection:
+    """Look into a package folder, a checkpoint folder, or a hub checkpoint. `layers`: its nodes by layer too."""
     folder = absolute(Path(path))
     if holds_manifest(folder) or (not folder.exists() and old_folder(folder).exists()):
-        return _package(open_package(folder))
+        return _package(open_package(folder), layers)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise PackageError(
             f"{path} is neither a package (no manifest.json of ours) nor a checkpoint (no config.json). Check the path."
@@ -106,17 +109,21 @@ def _checkpoint(snapshot: Snapshot) -> Inspection:
     )
 
 
-def _package(package: Package) -> Inspection:
+def _package(package: Package, by_layer: bool) -> Inspection:
     manifest = package.manifest
     pieces: list[Piece] = []
     operators: dict[str, dict[str, int]] = {}
     contract: dict[str, dict[str, Any]] = {}
+    layers: dict[str, dict[str, dict[str, int]]] = {}
     for component, record in manifest.components.items():
         for file in record.graphs:
             try:
-                operators[file] = inventory(load_graph(package.folder / file))
+                model = load_graph(package.folder / file)
             except ValueError as error:
                 raise PackageError(f"{package.folder / file} cannot be read as an ONNX graph: {error}.") from None
+            operators[file] = inventory(model)
+            if by_layer:
+                layers[file] = layer_inventory(model)
         contract |= record.graphs
         dtypes = dict(Counter(binding.dtype for binding in record.bindings.values()))
         nodes = sum(operators[next(iter(record.graphs))].values())
@@ -142,6 +149,7 @@ def _package(package: Package) -> Inspection:
         operators,
         {path: record.size for path, record in manifest.files.items()},
         manifest.missing_assets,
+        layers=layers,
     )
 
 

@@ -7,7 +7,8 @@ both graphs equal).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -16,7 +17,7 @@ from qwen_export.bindings import Binding
 from qwen_export.contract import IR_VERSION, OPSET, GraphContract, TensorSpec
 
 MODULE = "qwen_export.module"
-"""Node metadata key: the upstream module a node came from."""
+"""Node metadata key: path of the upstream module a node came from, such as `model.language_model.layers.3.mlp`."""
 
 
 class Assembly:
@@ -47,9 +48,11 @@ class Assembly:
             inputs: what the clone reads, in the piece's input order.
             bindings: the clone's own, by the piece's weight names.
             name: prefix of every node, value and weight of the clone, such as `layers.3.`.
-            module: canonical upstream module, stored with every node.
+            module: canonical upstream module, stored with every node that reads no weight. A node that reads one says
+                the module of that weight.
         """
         clone = piece.clone()
+        owners: dict[str, str] = {}
         for own, given in zip(clone.inputs, inputs, strict=True):
             own.replace_all_uses_with(given)
         for own_name, value in list(clone.initializers.items()):
@@ -57,6 +60,7 @@ class Assembly:
             if own_name in bindings:
                 value.name = name + own_name
                 self.bindings[value.name] = bindings[own_name]
+                owners[value.name] = owner(bindings[own_name])
             elif own_name in self._graph.initializers:
                 value.replace_all_uses_with(self._graph.initializers[own_name])
                 continue
@@ -66,7 +70,7 @@ class Assembly:
         nodes = list(clone)
         clone.remove(nodes)
         for node in nodes:
-            _label(node, name, module)
+            _label(node, name, module, owners)
         self._graph.extend(nodes)
         # a piece may hand an input straight on
         handed = {id(own): given for own, given in zip(clone.inputs, inputs, strict=True)}
@@ -98,9 +102,17 @@ def _value(spec: TensorSpec) -> ir.Value:
     return ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype]), shape=ir.Shape(spec.shape))
 
 
-def _label(node: ir.Node, prefix: str, module: str) -> None:
+def owner(binding: Binding) -> str:
+    """The upstream module that a weight belongs to; of several modules, the one that holds them all."""
+    paths = [tensor.split(".")[:-1] for tensor in binding.tensors]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in shared)
+
+
+def _label(node: ir.Node, prefix: str, module: str, owners: Mapping[str, str]) -> None:
     node.name = prefix + (node.name or node.op_type)
-    node.metadata_props[MODULE] = module
+    read = (owners.get(str(value.name)) for value in node.inputs if value is not None)
+    node.metadata_props[MODULE] = next((path for path in read if path), module)
     for value in node.outputs:
         value.name = prefix + (value.name or node.op_type)
     for attribute in node.attributes.values():
@@ -108,7 +120,7 @@ def _label(node: ir.Node, prefix: str, module: str) -> None:
             for inner in (*graph.inputs,):
                 inner.name = prefix + (inner.name or "")
             for inner_node in graph:
-                _label(inner_node, prefix, module)
+                _label(inner_node, prefix, module, owners)
 
 
 def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:

@@ -9,7 +9,7 @@ import onnx
 
 MODULE = "qwen_export.module"
 """Node metadata key: the module of the model a node came from."""
-_LAYER = re.compile(r"\.(layers|blocks)\.(\d+)$")
+_LAYER = re.compile(r"\.(layers|blocks)\.(\d+)(?=\.|$)")
 
 
 def module_of(node: onnx.NodeProto) -> str:

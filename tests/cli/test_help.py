@@ -68,8 +68,9 @@ OPTIONS = {
         "--report",
         *REPORTS,
     },
-    "inspect": {"CHECKPOINT|PKG", "--revision", *REPORTS},
-    "diff": {"A", "B", "--deep", *REPORTS},
+    "inspect": {"CHECKPOINT|PKG", "--revision", "--layers", *REPORTS},
+    "diff": {"A", "B", "--fail-on", "--format", "--recipe", "--deep", *REPORTS},
+    "baseline": {"PKG", "--output", *REPORTS},
     "genai": {"PKG", *REPORTS},
     "genai-check": {"PKG", "--provider", "--new-tokens", "--threads", *REPORTS},
     "run": {

@@ -14,7 +14,7 @@ import pytest
 
 from qwen_export.contract import COMPONENTS, DECODER, TEXT
 from qwen_export.errors import CheckpointError, PackageError, UsageError
-from qwen_export.package import add_metadata_files, audit, diff, inspect, open_package
+from qwen_export.package import Difference, Severity, add_metadata_files, audit, diff, inspect, open_package
 
 
 def test_an_opened_package_hands_out_paths_and_facts(finished: dict[str, Path]) -> None:
@@ -104,10 +104,15 @@ def test_diff_names_settings_files_and_nodes(finished: dict[str, Path]) -> None:
     report = diff(finished["vlm"], finished["decode"])
     assert not report.same
     found = {(difference.kind, difference.place) for difference in report.differences}
-    assert ("manifest", "recipe kv_cache") in found
-    assert ("file", "decoder/decode.onnx") in found
-    assert ("graph", "decoder/model.onnx") in found
+    assert ("recipe", "kv_cache") in found
+    assert ("graph", "decoder/decode.onnx") in found
+    assert ("interface", "decoder/model.onnx, inputs") in found
     assert not any(place.startswith(("embedding", "vision")) for _, place in found)
+    assert report.severity is Severity.interface
+
+
+def found_nodes(first: Path, second: Path) -> list[Difference]:
+    return [entry for entry in diff(first, second).differences if entry.kind == "node"]
 
 
 def test_diff_names_the_weight_and_the_node(finished: dict[str, Path], copy_of: Callable[[str], Path]) -> None:
@@ -125,8 +130,9 @@ def test_diff_names_the_weight_and_the_node(finished: dict[str, Path], copy_of: 
     manifest["files"]["decoder/model.onnx"]["size"] = (package / "decoder" / "model.onnx").stat().st_size
     (package / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     found = {difference.place: difference for difference in diff(finished["vlm"], package, deep=True).differences}
-    assert found["embed_tokens.weight"].detail.startswith("1 of ")
-    assert found[f"decoder/model.onnx, {model.graph.node[3].name}"].detail == "Identity differs from Sigmoid"
+    assert found["embedding/model.onnx, embed_tokens.weight"].detail == "contents differ"
+    nodes = {entry.detail for entry in found_nodes(finished["vlm"], package)}
+    assert nodes == {"1 Identity removed", "1 Sigmoid added"}
 
 
 def test_metadata_files_are_added_and_replaced(copy_of: Callable[[str], Path]) -> None:
