@@ -7,15 +7,18 @@ no axis is taken for a constant or for another one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnxscript._framework_apis import torch_2_5 as onnxscript_apis
 from torch import nn
 
 from qwen_export.bindings import Binding
@@ -78,7 +81,7 @@ def trace(
     if nested_from is not None:
         args = [*args[:nested_from], args[nested_from:]]
         dynamic = [*dynamic[:nested_from], dynamic[nested_from:]]
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _translations_read_once():
         program = torch.export.export(module, tuple(args), dynamic_shapes=tuple(dynamic), strict=False)
         exported = torch.onnx.export(
             program,
@@ -104,6 +107,23 @@ def without_weight_data(model: ir.Model, bindings: Mapping[str, Binding], consta
             value.const_value = None
         elif name in constants:
             value.const_value = ir.tensor(constants[name], name=name)
+
+
+@functools.cache
+def _torchlib() -> tuple[Any, ...]:
+    return tuple(onnxscript_apis.get_torchlib_ops())
+
+
+@contextlib.contextmanager
+def _translations_read_once():
+    """torch.onnx parses onnxscript's five hundred translations for every export; their list is the same each time."""
+    read = _torchlib()
+    original = onnxscript_apis.get_torchlib_ops
+    onnxscript_apis.get_torchlib_ops = lambda: list(read)
+    try:
+        yield
+    finally:
+        onnxscript_apis.get_torchlib_ops = original
 
 
 @contextlib.contextmanager
