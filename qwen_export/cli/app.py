@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -83,3 +84,5 @@ def run() -> None:
             sys.stdout.flush()
         except BrokenPipeError:
             close_pipe(sys.stdout)
+        # the process ends here: looking for garbage among torch's objects once more would take over a second
+        gc.freeze()
