@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +162,7 @@ def main() -> None:
     if args.profile:
         report_profile(Path(decoder.session.end_profiling()))
     elif args.kernels:
-        kernels(decoder, embeds)
+        decoder_kernels(decoder, embeds)
 
 
 def report_profile(file: Path) -> None:
@@ -177,21 +178,26 @@ def report_profile(file: Path) -> None:
     file.unlink()
 
 
-def kernels(decoder: Decoder, embeds: np.ndarray) -> None:
-    """GPU kernels of one decode step and of one 1,024-token slice, through CUPTI."""
-    from torch.profiler import ProfilerActivity, profile
-
+def decoder_kernels(decoder: Decoder, embeds: np.ndarray) -> None:
+    """GPU kernels of one decode step and of one 1,024-token slice."""
     for name, tokens in (("decode_step", 1), ("slice", min(1024, embeds.shape[1]))):
         decoder.feed(embeds[:, :tokens])
-        with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            start = time.perf_counter()
-            decoder.feed(embeds[:, :tokens])
-            wall = time.perf_counter() - start
-        rows = [(e.key, e.self_device_time_total, e.count) for e in trace.key_averages()]
-        busy, launches = sum(r[1] for r in rows), sum(r[2] for r in rows)
-        emit(f"{name}_gpu_busy", busy / 1000, "ms", wall_ms=round(wall * 1000, 2), launches=launches)
-        for key, micros, count in sorted(rows, key=lambda r: -r[1])[:22]:
-            print(f"    {micros / 1000:9.3f} ms {count:6d}  {key[:110]}", flush=True)
+        kernels(name, lambda part=embeds[:, :tokens]: decoder.feed(part))
+
+
+def kernels(name: str, work: Callable[[], object]) -> None:
+    """GPU kernels of one call, through CUPTI: the largest ones as text, their sum as a figure."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        start = time.perf_counter()
+        work()
+        wall = time.perf_counter() - start
+    rows = [(e.key, e.self_device_time_total, e.count) for e in trace.key_averages()]
+    busy, launches = sum(r[1] for r in rows), sum(r[2] for r in rows)
+    emit(f"{name}_gpu_busy", busy / 1000, "ms", wall_ms=round(wall * 1000, 2), launches=launches)
+    for key, micros, count in sorted(rows, key=lambda r: -r[1])[:22]:
+        print(f"    {micros / 1000:9.3f} ms {count:6d}  {key[:110]}", flush=True)
 
 
 if __name__ == "__main__":

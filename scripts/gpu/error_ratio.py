@@ -1,6 +1,6 @@
 """Error ratio on CUDA: a few layers at full width, ours in half against Transformers in half, both against fp32.
 
-    python scripts/gpu/error_ratio.py WORK --graphs GRAPHS... [--seeds 16] [--device cuda]
+    python scripts/gpu/error_ratio.py WORK --graphs GRAPHS... [--seeds 16] [--device cuda] [--also use_tf32=1]
 
 The truth is Transformers in float32 on the same half-rounded weights, on the same card. Pooled over seeds, per kind of
 tensor and per layer: RMS error of ours over RMS error of Transformers' half. GRAPHS are graph-only packages of the
@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -69,34 +72,25 @@ def run_upstream(model, embeds: torch.Tensor, pieces: list[int]):
     return logits, states
 
 
-def run_ours(engine, embeds: torch.Tensor, pieces: list[int], device: str):
-    """The same through the package's decoder."""
-    from qwen_export.runtime.state import to_device, to_numpy
+def run_ours(engine, ids: torch.Tensor, pieces: list[int]) -> dict[str, torch.Tensor]:
+    """The same through the package: single tokens by its single-token graph where it has one."""
+    from qwen_export.runtime.state import to_numpy
 
-    dtype = engine.recipe.tensor_dtype
-    state = engine.empty_state(1)
-    values, logits, start = dict(state.values), [], 0
-    contract = engine.graphs.contract("decoder")
+    state, logits, start = engine.empty_state(1), [], 0
     for size in pieces:
-        part = embeds[:, start : start + size]
-        host = part.cpu().view(torch.int16).numpy().view(np.uint16) if dtype == "bfloat16" else part.cpu().numpy()
-        total = start + size
-        inputs = {
-            "inputs_embeds": to_device(host, dtype, engine.graphs.device),
-            "attention_mask": np.ones((1, total), np.int64),
-            "position_ids": np.broadcast_to(np.arange(start, total), (3, 1, size)).astype(np.int64),
-            **values,
-        }
-        out = engine.graphs.run("decoder", inputs, to_host=frozenset({"logits"}))
-        logits.append(torch.from_numpy(to_numpy(out["logits"], contract.outputs[0].dtype).astype(np.float32)))
-        values = {s.past.name: out[s.present.name] for s in state.specs}
-        start = total
-    states = {}
+        part = ids[:, start : start + size].numpy()
+        if size == 1:
+            last, state = engine.decode(part[:, 0], state)
+        else:
+            out, state = engine.step(part, state)
+            last = out[:, -1]
+        logits.append(torch.from_numpy(last.astype(np.float32)))
+        start += size
+    values = {"logits": torch.stack(logits, 1)}
     for spec in state.specs:
-        array = to_numpy(values[spec.past.name], spec.past.dtype)
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == np.uint16 else None
-        states[f"{spec.layer}.{spec.kind}"] = torch.from_numpy(array) if tensor is None else tensor
-    return [x.to(device) for x in logits], {k: v.to(device) for k, v in states.items()}
+        value = tensor_of(to_numpy(state.values[spec.past.name], spec.past.dtype))
+        values[f"{spec.layer}.{spec.kind}"] = value[:, :, :start] if spec.kind in ("key", "value") else value
+    return values
 
 
 def load(checkpoint: Path, dtype: torch.dtype, half: torch.dtype, device: str):
@@ -109,44 +103,74 @@ def load(checkpoint: Path, dtype: torch.dtype, half: torch.dtype, device: str):
     return model.to(dtype).to(device)
 
 
-def judge(package: Path, checkpoint: Path, name: str, args: argparse.Namespace) -> None:
+@dataclass
+class Case:
+    """One seed: what goes in, and what both runs of Transformers make of it."""
+
+    ids: torch.Tensor
+    pieces: list[int]
+    patches: torch.Tensor
+    truth: dict[str, torch.Tensor]
+    peer: dict[str, torch.Tensor]
+
+
+GRID = torch.tensor([[1, 6, 8], [1, 4, 4]])
+
+
+@torch.no_grad()
+def cases(checkpoint: Path, name: str, seeds: int, device: str) -> list[Case]:
+    """Seeded calls of a prompt, a continued chunk and four decode steps, and two pictures."""
+    half = HALF[name]
+    truth, peer = load(checkpoint, torch.float32, half, device), load(checkpoint, half, half, device)
+    text, vision, out = peer.config.get_text_config(), peer.config.vision_config, []
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    for seed in range(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        pieces = [int(torch.randint(2, 300, (1,), generator=generator)), 17, 1, 1, 1, 1]
+        ids = torch.randint(0, text.vocab_size - 64, (1, sum(pieces)), generator=generator)
+        embeds = peer.model.language_model.embed_tokens(ids.to(device))
+        patches = torch.randn(int(GRID.prod(1).sum()), width, generator=generator)
+        values = []
+        for model, given in ((truth, embeds.float()), (peer, embeds)):
+            logits, states = run_upstream(model, given, pieces)
+            features = model.model.visual(patches.to(device, model.dtype), grid_thw=GRID.to(device))
+            features = features.pooler_output if hasattr(features, "pooler_output") else features[-1]
+            values.append({"logits": torch.cat(logits, 1), "image_features": features, **states})
+        out.append(Case(ids, pieces, patches, *values))
+    return out
+
+
+def judge(package: Path, found: list[Case], args: argparse.Namespace, options: list[str]) -> None:
+    """One figure: the worst kind of tensor; every kind and layer beside it."""
     from qwen_export.package import open_package
     from qwen_export.runtime.engine import Engine
     from qwen_export.runtime.session import Device
 
-    half, device = HALF[name], args.device
-    truth, peer = load(checkpoint, torch.float32, half, device), load(checkpoint, half, half, device)
-    engine = Engine(open_package(package), Device("cuda" if device == "cuda" else "cpu"))
-    pool, _width = Pool(), engine.config.text.hidden_size
-    for seed in range(args.seeds):
-        generator = torch.Generator().manual_seed(seed)
-        pieces = [int(torch.randint(2, 300, (1,), generator=generator)), 17, 1, 1, 1, 1]
-        ids = torch.randint(0, engine.config.text.vocab_size - 64, (1, sum(pieces)), generator=generator).to(device)
-        embeds = peer.model.language_model.embed_tokens(ids).detach()
-        wanted, wanted_states = run_upstream(truth, embeds.float(), pieces)
-        theirs, their_states = run_upstream(peer, embeds, pieces)
-        ours, our_states = run_ours(engine, embeds, pieces, device)
-        for x, y, z in zip(ours, theirs, wanted, strict=True):
-            pool.add(["logits"], x, y, z)
-        for key, value in wanted_states.items():
-            pool.add([key.split(".")[1], key], our_states[key], their_states[key], value)
-        patches = torch.randn(6 * 8 + 4 * 4, engine.config.vision.patch_width, generator=generator)
-        grid = torch.tensor([[1, 6, 8], [1, 4, 4]])
-        features = engine.graphs.run_to_host(
-            "vision_encoder", {"pixel_values": patches.numpy(), "image_grid_thw": grid.numpy()}
-        )["image_features"]
-        mine = torch.from_numpy(features.view(np.int16)).view(torch.bfloat16) if name == "bf16" else None
-        mine = torch.from_numpy(features) if mine is None else mine
-        with torch.no_grad():
-            reference, other = (
-                m.model.visual(patches.to(device, m.dtype), grid_thw=grid.to(device)) for m in (truth, peer)
-            )
-        pick = lambda out: getattr(out, "pooler_output", None) if hasattr(out, "pooler_output") else out[-1]  # noqa: E731
-        pool.add(["image_features"], mine.to(device), pick(other), pick(reference))
+    opened, device = open_package(package), args.device
+    opened.recipe.session.cuda.update(option.split("=", 1) for option in options)
+    engine = Engine(opened, Device("cuda" if device == "cuda" else "cpu"))
+    pool = Pool()
+    for case in found:
+        values = run_ours(engine, case.ids, case.pieces)
+        inputs = {"pixel_values": case.patches.numpy(), "image_grid_thw": GRID.numpy()}
+        features = engine.graphs.run_to_host("vision_encoder", inputs)["image_features"]
+        values["image_features"] = tensor_of(features)
+        for key, wanted in case.truth.items():
+            names = [key.split(".")[1], key] if "." in key else [key]
+            pool.add(names, values[key].to(device), case.peer[key], wanted)
     ratios = pool.ratios()
     kinds = {k: v for k, v in ratios.items() if "." not in k}
     layers = {k: v for k, v in ratios.items() if "." in k}
-    emit("error_ratio", max(kinds.values()), "ratio", dtype=name, package=package.name, kinds=kinds, layers=layers)
+    route = {k: v for k, v in os.environ.items() if k.startswith("ORT_")}
+    extra = {"dtype": opened.recipe.dtype, "package": package.name, "options": options, "route": route}
+    emit("error_ratio", max(kinds.values()), "ratio", **extra, kinds=kinds, layers=layers)
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """A host array of the runtime; bfloat16 travels as uint16."""
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def main() -> None:
@@ -155,19 +179,25 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, nargs="+", required=True)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--also", action="append", default=[], help="again with this CUDA provider option, key=value")
     args = parser.parse_args()
+    sys.modules["fla"] = None  # type: ignore[assignment]  # its float32 products are no truth
     from qwen_export.checkpoint.synth import synthesise
     from qwen_export.package import bind, open_package
 
     checkpoint = args.work / "checkpoint"
     if not checkpoint.exists():
         synthesise(checkpoint, json.loads((args.work / "config.json").read_text(encoding="utf-8")))
+    found: dict[str, list[Case]] = {}
     for graphs in args.graphs:
         package = args.work / f"bound-{graphs.name}"
         if not package.exists():
             bind(graphs, checkpoint, package)
         name = open_package(package).recipe.dtype
-        judge(package, checkpoint, name, args)
+        if name not in found:
+            found[name] = cases(checkpoint, name, args.seeds, args.device)
+        for options in ([], *([option] for option in args.also)):
+            judge(package, found[name], args, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time the vision encoder on ONNX Runtime, and its memory above the weights.
 
-python scripts/gpu/vision.py MODEL.onnx [--patches 1064,6580,19200] [--mix]
+python scripts/gpu/vision.py MODEL.onnx [--patches 1064,6580,19200] [--mix] [--kernels]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import onnxruntime as ort
-from decoder import CUDA_OPTIONS, emit, gpu_memory
+from decoder import CUDA_OPTIONS, emit, gpu_memory, kernels
 from hf import grid_of
 
 
@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--patches", default="1064,6580,19200")
     parser.add_argument("--mix", action="store_true", help="also 1 x 19,200 with 31 x 64, in the runtime's groups")
+    parser.add_argument("--kernels", action="store_true", help="the GPU kernels of one call at the largest size")
+    parser.add_argument("--tag", default="")
     args = parser.parse_args()
     ort.preload_dlls()
     settings = ort.SessionOptions()
@@ -46,7 +48,10 @@ def main() -> None:
         pixels = rng.standard_normal((count, width), dtype=np.float32)
         times = [run(session, [(1, height, breadth)], pixels) for _ in range(5)]
         single[count] = min(times[1:])
-        emit("vision", single[count], "s", patches=count, first=times[0], above_weights_gb=gpu_memory() - loaded)
+        above = gpu_memory() - loaded
+        emit("vision", single[count], "s", patches=count, first=times[0], above_weights_gb=above, tag=args.tag)
+        if args.kernels and count == max(single):
+            kernels("vision", lambda grid=(1, height, breadth), x=pixels: run(session, [grid], x))
     if args.mix:
         large = rng.standard_normal((19200, width), dtype=np.float32)
         small = rng.standard_normal((31 * 64, width), dtype=np.float32)

@@ -128,7 +128,7 @@ class Trainer:
         self.progress = Progress()
         self.start, self.pad, self.device = start, pad, device
         self.peak, self.refining = 1.0, False
-        """Highest learning rate, as a share of the usual one; and whether the vision tower stays as it is."""
+        """Highest learning rate, as a share of the usual one; and whether trained weights are refined."""
 
     def run(self, source: Source, settings: dict[str, int], budget: float, save: Callable[[], None]) -> None:
         """Train until `budget` seconds (of all runs together) are used.
@@ -143,9 +143,7 @@ class Trainer:
         while (elapsed := before + time.monotonic() - begun) < budget:
             stage = STAGES[self.progress.stage]
             if feed is None:
-                feed = _Feed(
-                    source.groups(_task(stage, settings["pictures"], self.refining)), settings["groups"], self._batch
-                )
+                feed = _Feed(source.groups(_task(stage, settings["pictures"])), settings["groups"], self._batch)
             rate = self.peak * _rate(elapsed / budget, self.progress.stage_steps, self.progress.stage)
             loss, accuracy = self._step(feed.next(), rate, stage.name == "vision")
             progress = self.progress
@@ -155,7 +153,7 @@ class Trainer:
                 keep = 0.8 if progress.stage_steps > 10 else 0.0
                 progress.accuracy = keep * progress.accuracy + (1 - keep) * float(accuracy)
                 progress.history.append((progress.step, elapsed, stage.name, float(loss), progress.accuracy, rate))
-            if progress.step % 50 == 0 or (self.refining and progress.step % 10 == 0):
+            if progress.step % 50 == 0:
                 print(_line(progress.history[-1]), flush=True)
             done = progress.stage_steps >= 60 and progress.accuracy > stage.accuracy
             if progress.stage < len(STAGES) - 1 and (done or elapsed > stage.until * budget):
@@ -224,10 +222,9 @@ class Trainer:
         }
 
     def refine(self, weights: dict[str, torch.Tensor]) -> None:
-        """Begin with trained weights: the last stage alone, a quarter of the learning rate, vision as it is."""
+        """Begin with trained weights: the last stage alone, at half the learning rate."""
         self.model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-        self.progress.stage, self.peak, self.refining = len(STAGES) - 1, 0.25, True
-        self.model.model.visual.requires_grad_(False)
+        self.progress.stage, self.peak, self.refining = len(STAGES) - 1, 0.5, True
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
@@ -271,9 +268,8 @@ class _Feed:
             self._thread.join(0.05)
 
 
-def _task(stage: Stage, pictures: int, refining: bool) -> Task:
-    letters = 0.9 if refining else stage.letters
-    return Task(pictures, *stage.parts, turns=0 if stage.name == "vision" else 5, letters=letters)
+def _task(stage: Stage, pictures: int) -> Task:
+    return Task(pictures, *stage.parts, turns=0 if stage.name == "vision" else 5, letters=stage.letters)
 
 
 def _rate(share: float, stage_steps: int, stage: int) -> float:
